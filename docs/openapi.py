@@ -44,7 +44,7 @@ from parley.dialects.mounts import API_MOUNTS
 from parley.dialects.openapi_bodies import LEARNED_CONTEXT, LEARNED_MODEL, LEARNED_VOCABULARY, body_key, output_room
 from parley.dialects.openapi_errors import SAMPLE_ERRORS
 from parley.dialects.records import NoRecords
-from parley.errors import BadRequest, Invalid, Missing, ParleyError, UnknownRecord
+from parley.errors import BadRequest, Invalid, MissingField, ParleyError, UnknownRecord
 from parley.text.grammar.answer_compiler import AnswerCompiler, may_be_any_text
 from parley.text.parsing.markup import Markup
 from parley.types import Request, TokensPrompt
@@ -90,7 +90,7 @@ def read_for(route: Route, model: str, body: Any, without: bytes = b"") -> Any:
     Raises ParleyError if it is refused, or asks for nothing to be generated: readers ignore other members then."""
     answer = read_request(route, model, body, without)
     if isinstance(answer, Acknowledgement):
-        raise Missing("The body asks for nothing to be generated.")
+        raise MissingField("The body asks for nothing to be generated.")
     if isinstance(answer, Answer) and answer.status >= 400:
         raise BadRequest(answer.body.decode())
     if isinstance(answer, Reply):

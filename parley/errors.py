@@ -2,8 +2,8 @@
 
 ParleyError                      500
 ├── BadRequest                   400  the request is wrong; ``field`` names the neutral field at fault, if there is one
-│   ├── Malformed                400  the body is not in the route's format (not JSON, not an object)
-│   ├── Missing                  400  a required field is absent
+│   ├── MalformedBody            400  the body is not in the route's format (not JSON, not an object)
+│   ├── MissingField             400  a required field is absent
 │   ├── WrongType                400  a field has a JSON type that the API does not accept
 │   ├── Invalid                  400  a value is outside its range or list
 │   │   ├── NoTokens             400  the prompt is empty
@@ -13,7 +13,7 @@ ParleyError                      500
 │   │   ├── UnknownPromptName    400  the model has no prompt of that name to put before a text to embed
 │   │   └── BadMedia             400  an image, video or clip cannot be used; ``reason``
 │   ├── Unsupported              400  understood, but not available (feature, or combination of two fields)
-│   │   ├── Incapable            400  the model does not generate text, or does not make embeddings
+│   │   ├── UnsuitableModel      400  the model does not generate text, or does not make embeddings
 │   │   └── UnknownCoding        400  the body has an unsupported content coding
 │   └── ContextLength            400  prompt and requested output exceed the context
 ├── Unauthorized                 401
@@ -22,8 +22,8 @@ ParleyError                      500
 │   ├── UnknownModel             404
 │   └── UnknownRecord            404  nothing is stored under that id
 ├── NotAllowed                   405
-├── Conflict                     409  an object of that name already exists, or is busy
-├── TimedOut                     408  the body did not arrive in time
+├── ObjectConflict               409  an object of that name already exists, or is busy
+├── BodyTimedOut                 408  the body did not arrive in time
 ├── InUse                        409  another open request has the same id
 ├── TooLarge                     413  the body is too large
 ├── UpgradeRequired              426  the route is for WebSockets
@@ -31,9 +31,9 @@ ParleyError                      500
 ├── Overloaded                   429  the queue is full; ``retry_after`` seconds
 ├── RateLimited                  429  the API key has reached one of its limits; ``retry_after`` seconds
 ├── NotReady                     503  loading, draining or restarting; ``retry_after`` seconds
-│   └── Stopping                 503  it will not become ready again
+│   └── ServerStopping           503  it will not become ready again
 ├── CommandRefused                a coordinator or controller asked for something that this instance does not do
-├── Expired                  504/408  the time limit named by ``limit`` has passed (408: the client's)
+├── TimeLimitPassed          504/408  the time limit named by ``limit`` has passed (408: the client's)
 └── EngineError                  500  the engine failed this request
     └── EngineDied               503  the engine process is gone
 
@@ -118,11 +118,11 @@ class BadRequest(ParleyError):
         self.message = f"{self.message} ({place})"
 
 
-class Malformed(BadRequest):
+class MalformedBody(BadRequest):
     """The body is not in the route's format."""
 
 
-class Missing(BadRequest):
+class MissingField(BadRequest):
     """A required field is absent."""
 
     code = "missing_required_parameter"
@@ -220,7 +220,7 @@ class Unsupported(BadRequest):
     code = "unsupported_parameter"
 
 
-class Incapable(Unsupported):
+class UnsuitableModel(Unsupported):
     """The model does not generate text, or does not make embeddings."""
 
     code = "unsupported_model"
@@ -299,13 +299,13 @@ class NotAllowed(ParleyError):
         self.allowed = allowed
 
 
-class Conflict(ParleyError):
+class ObjectConflict(ParleyError):
     """An object of that name already exists, or is busy."""
 
     status = 409
 
 
-class TimedOut(ParleyError):
+class BodyTimedOut(ParleyError):
     """The body did not arrive in time."""
 
     status = 408
@@ -374,11 +374,11 @@ class NotReady(ParleyError):
         self.retry_after: float = retry_after
 
 
-class Stopping(NotReady):
+class ServerStopping(NotReady):
     """The server will not become ready again."""
 
 
-class Expired(ParleyError):
+class TimeLimitPassed(ParleyError):
     """A time limit has passed. ``limit`` names it: the client's, the server's, or the one between tokens."""
 
     status = 504

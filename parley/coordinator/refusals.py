@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from parley.dialects.dialect import Answer, Dialect
 from parley.dialects.mounts import COORDINATOR_TEXTS
-from parley.errors import BadRequest, EngineError, NotReady, Overloaded, ParleyError, TimedOut
+from parley.errors import BadRequest, BodyTimedOut, EngineError, NotReady, Overloaded, ParleyError
 
 TEXTS = COORDINATOR_TEXTS
 PLAIN_TEXT_TYPE = b"text/plain; charset=utf-8"
@@ -40,7 +40,7 @@ DOCUMENTED_STATUSES = {TEXTS.send_failed: 500}
 
 ERROR_CLASSES: dict[int, type[ParleyError]] = {
     400: BadRequest,
-    408: TimedOut,
+    408: BodyTimedOut,
     429: Overloaded,
     503: NotReady,
 }

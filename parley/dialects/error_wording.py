@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parley.errors import BadRequest, Invalid, Malformed, Missing, WrongType, excerpt
+from parley.errors import BadRequest, Invalid, MalformedBody, MissingField, WrongType, excerpt
 
 
 class ErrorWording:
@@ -21,7 +21,7 @@ class ErrorWording:
 
     def missing_error(self, path: str) -> BadRequest:
         """Return the error for a missing member."""
-        return Missing(f"Missing required parameter: '{path}'.", field=path)
+        return MissingField(f"Missing required parameter: '{path}'.", field=path)
 
     def type_error(self, path: str, expected: str, value: Any) -> BadRequest:
         """Return the error for a value of a wrong type. ``expected`` is a type with its article."""
@@ -91,11 +91,11 @@ class ErrorWording:
 
     def unreadable_error(self, body: bytes, reason: str) -> BadRequest:
         """Return the error for a body that is not JSON."""
-        return Malformed(reason)
+        return MalformedBody(reason)
 
     def not_object_error(self, value: Any) -> BadRequest:
         """Return the error for a body that is JSON, but not an object."""
-        return Malformed(f"The body must be a JSON object, but it is {json_type(value)}.")
+        return MalformedBody(f"The body must be a JSON object, but it is {json_type(value)}.")
 
 
 DEFAULT_WORDING = ErrorWording()

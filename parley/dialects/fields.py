@@ -29,7 +29,8 @@ MAX_F32 = 3.4028234663852886e38
 
 
 def decode_fields(body: bytes, wording: ErrorWording = DEFAULT_WORDING) -> Fields:
-    """Return the members of a body. Raises Malformed (or the wording's error) if it is not one JSON object in UTF-8.
+    """Return the members of a body. Raises MalformedBody (or the wording's error) if it is not one JSON object in
+    UTF-8.
 
     A body with too many values is refused before any of them is built.
     """

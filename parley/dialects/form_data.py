@@ -18,7 +18,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from parley.dialects.error_wording import ErrorWording
 from parley.dialects.fields import Fields
-from parley.errors import BadRequest, Malformed, excerpt
+from parley.errors import BadRequest, MalformedBody, excerpt
 from parley.interrupt import stop_if_abandoned
 
 MAX_PARTS = 128
@@ -69,23 +69,23 @@ def decode_form(
 ) -> Fields:
     """Return the members of a form. Parts named in ``file_names`` are files, also without a file name.
 
-    Empty texts count as absent. Raises Malformed.
+    Empty texts count as absent. Raises MalformedBody.
     """
     boundary = read_boundary(content_type)
     if not body.startswith(b"--" + boundary):
-        raise Malformed("The body must begin with the boundary that its Content-Type names.")
+        raise MalformedBody("The body must begin with the boundary that its Content-Type names.")
     members = _read_members(body, boundary, file_names)
     return Fields(members, "", wording.for_body(members))
 
 
 def read_boundary(content_type: bytes) -> bytes:
-    """Return the boundary between the parts of a form. Raises Malformed if the body is no form."""
+    """Return the boundary between the parts of a form. Raises MalformedBody if the body is no form."""
     media_type, options = parse_options_header(content_type[:MAX_HEADER_SIZE])
     if media_type.strip() != b"multipart/form-data":
-        raise Malformed("The body must be multipart/form-data, with the file as one of its parts.")
+        raise MalformedBody("The body must be multipart/form-data, with the file as one of its parts.")
     boundary = options.get(b"boundary", b"")
     if not 0 < len(boundary) <= 200:
-        raise Malformed("The Content-Type multipart/form-data needs a boundary of 1 to 200 characters.")
+        raise MalformedBody("The Content-Type multipart/form-data needs a boundary of 1 to 200 characters.")
     return boundary
 
 
@@ -127,9 +127,9 @@ def _read_members(body: bytes, boundary: bytes, file_names: Collection[str]) -> 
             parser.write(body[start : start + PARSED_AT_ONCE])
         parser.finalize()
     except FormParserError:
-        raise Malformed("The body could not be parsed as multipart/form-data.") from None
+        raise MalformedBody("The body could not be parsed as multipart/form-data.") from None
     if not collector.is_complete:
-        raise Malformed("The body ends before the last boundary of the form.")
+        raise MalformedBody("The body ends before the last boundary of the form.")
     return collector.members
 
 
@@ -144,10 +144,10 @@ class _PartCollector:
         self._text_size = 0
 
     def begin_part(self) -> None:
-        """Begin a part. Raises Malformed if there are too many."""
+        """Begin a part. Raises MalformedBody if there are too many."""
         self._part_count += 1
         if self._part_count > MAX_PARTS:
-            raise Malformed(f"The form has more than {MAX_PARTS} parts.")
+            raise MalformedBody(f"The form has more than {MAX_PARTS} parts.")
         self.is_complete = False
         self._header_name, self._header_value = b"", b""
         self._headers: dict[bytes, bytes] = {}
@@ -171,12 +171,12 @@ class _PartCollector:
         self._data.append(data[start:end])
 
     def end_part(self) -> None:
-        """Add the part to the members. Raises Malformed."""
+        """Add the part to the members. Raises MalformedBody."""
         self.is_complete = True
         _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         name = _decode_text(options.get(b"name", b""), "name of a part")
         if not (match := NAME_PATTERN.fullmatch(name)):
-            raise Malformed(f"The form has a part with no valid name: {excerpt(name)}.")
+            raise MalformedBody(f"The form has a part with no valid name: {excerpt(name)}.")
         content = b"".join(self._data)
         if b"filename" in options or match[1] in self._file_names:
             filename = options.get(b"filename")
@@ -189,7 +189,7 @@ class _PartCollector:
         else:
             self._text_size += len(content)
             if self._text_size > MAX_TEXT_SIZE:
-                raise Malformed(f"The texts of the form have more than {MAX_TEXT_SIZE} bytes together.")
+                raise MalformedBody(f"The texts of the form have more than {MAX_TEXT_SIZE} bytes together.")
             value = _decode_text(content, f"part '{name}'")
         if value != "":
             _add_member(self.members, match[1], match[2], value)
@@ -199,7 +199,7 @@ def _decode_text(data: bytes, subject: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise Malformed(f"The {subject} is not UTF-8.") from None
+        raise MalformedBody(f"The {subject} is not UTF-8.") from None
 
 
 def _add_member(members: dict[str, Any], name: str, key: str | None, value: Any) -> None:
@@ -207,10 +207,10 @@ def _add_member(members: dict[str, Any], name: str, key: str | None, value: Any)
     present = members.get(name)
     if key:
         if not isinstance(members.setdefault(name, {}), dict):
-            raise Malformed(f"The form has '{name}' both as an object and as another value.")
+            raise MalformedBody(f"The form has '{name}' both as an object and as another value.")
         members[name][key] = value
     elif isinstance(present, dict):
-        raise Malformed(f"The form has '{name}' both as an object and as another value.")
+        raise MalformedBody(f"The form has '{name}' both as an object and as another value.")
     elif isinstance(present, list):
         present.append(value)
     elif present is not None:

@@ -10,15 +10,15 @@ import msgspec
 from parley.dialects.dialect import Dialect, Route, RouteKind
 from parley.errors import (
     EngineError,
-    Expired,
     Forbidden,
     Invalid,
-    Malformed,
-    Missing,
+    MalformedBody,
+    MissingField,
     NotFound,
     NotReady,
     Overloaded,
     ParleyError,
+    TimeLimitPassed,
     TooLarge,
     Unauthorized,
     UnknownModel,
@@ -31,8 +31,8 @@ Json = dict[str, Any]
 
 # An error of each kind that a request may end with.
 BODY_ERRORS: tuple[ParleyError, ...] = (
-    Malformed("m"),
-    Missing("m", field="f"),
+    MalformedBody("m"),
+    MissingField("m", field="f"),
     WrongType("m", field="f"),
     Invalid("m", field="f"),
     Unsupported("m", field="f"),
@@ -41,7 +41,7 @@ BODY_ERRORS: tuple[ParleyError, ...] = (
 QUERY_ERRORS: tuple[ParleyError, ...] = (Invalid("m", field="f"),)
 MISSING_ERRORS: tuple[ParleyError, ...] = (NotFound("m"), UnknownModel("m"), UnknownRecord("m"))
 KEY_ERRORS: tuple[ParleyError, ...] = (Unauthorized("m"), Forbidden("m"))
-ENGINE_ERRORS: tuple[ParleyError, ...] = (Overloaded("m"), EngineError("m"), Expired("m", limit="client"))
+ENGINE_ERRORS: tuple[ParleyError, ...] = (Overloaded("m"), EngineError("m"), TimeLimitPassed("m", limit="client"))
 SAMPLE_ERRORS = (*BODY_ERRORS, *MISSING_ERRORS, *KEY_ERRORS, *ENGINE_ERRORS, NotReady("m"))
 ENGINE_KINDS: frozenset[RouteKind] = frozenset({"generate", "embed", "tokenize", "detokenize", "render"})
 LOOKUP_KINDS: frozenset[RouteKind] = frozenset({"info", "summed_info", "stored", "endpoint", "tokenizer", "model"})

@@ -22,7 +22,7 @@ from parley.disagg.kv.transport import LinkLost
 from parley.disagg.wire import handover
 from parley.disagg.wire.vouched_client import UsedTokens
 from parley.engine.page_transfer import NO_PAGE_TRANSFER, PageTransferEngine, find_page_transfer
-from parley.errors import EngineError, Malformed, Overloaded, ParleyError
+from parley.errors import EngineError, MalformedBody, Overloaded, ParleyError
 from parley.instance.cluster_member import ClusterMember
 from parley.instance.remote_writer import RemoteResponseWriter
 from parley.serving.app import App
@@ -282,7 +282,7 @@ async def accept_handover(member: ClusterMember, apps: Sequence[App], receiver: 
         message = handover.decode_handover(receiver.body)
         app = next((app for app in apps if app.apis == message.port_apis), None)
         if app is None:
-            raise Malformed("This instance does not serve the same APIs.")
+            raise MalformedBody("This instance does not serve the same APIs.")
         stage = DecodeStage(member, receiver, message)
         stage.response_writer.channel = channel = member.instance_state.results.open_request_channel(
             message.client, message.id, stage.recall_request

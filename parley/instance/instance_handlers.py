@@ -14,7 +14,7 @@ import msgspec
 from parley.dialects.dialect import Route, RouteKind
 from parley.dialects.mounts import INSTANCE_PLANE
 from parley.disagg.wire import headers, role_request
-from parley.errors import CommandRefused, Forbidden, Invalid, Malformed
+from parley.errors import CommandRefused, Forbidden, Invalid, MalformedBody
 from parley.instance.instance_state import InstanceState
 from parley.instance.instance_status import instance_status
 from parley.instance.request_intake import RequestIntake
@@ -111,9 +111,9 @@ async def handle_results_flow(
     try:
         pause_command = msgspec.json.decode(await exchange.read_body(), type=PauseCommand)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Malformed(f"The body must be {{client, id, pause}}: {error}.") from None
+        raise MalformedBody(f"The body must be {{client, id, pause}}: {error}.") from None
     except RecursionError:
-        raise Malformed("The body is nested too deeply.") from None
+        raise MalformedBody("The body is nested too deeply.") from None
     is_known_client = instance_state.results.set_results_paused(
         pause_command.client, pause_command.id, pause_command.pause
     )

@@ -22,7 +22,7 @@ from parley.disagg.wire import handover
 from parley.disagg.wire.headers import LOST_HEADER, REFUSED_HEADER, SHORT_HEADER, UNKNOWN_STATUS, PrefillCommand
 from parley.disagg.wire.vouched_client import UsedTokens
 from parley.engine.page_transfer import NO_PAGE_TRANSFER, PageTransferEngine, find_page_transfer
-from parley.errors import BadRequest, ContextLength, EngineDied, NotReady, ParleyError, Stopping
+from parley.errors import BadRequest, ContextLength, EngineDied, NotReady, ParleyError, ServerStopping
 from parley.instance.cluster_member import ClusterMember
 from parley.instance.remote_writer import PrefillResponseWriter
 from parley.serving.media.memory_files import read_features
@@ -258,7 +258,7 @@ class PrefillStage(RequestStage):
         """Tell parley's own coordinator by headers if the request is at fault, or another instance may serve it."""
         if not self.response_writer.native:
             return ()
-        if isinstance(error, EngineDied | Stopping):
+        if isinstance(error, EngineDied | ServerStopping):
             return ((LOST_HEADER, b"engine"),)
         refused = error is None or error.status < 500 or isinstance(error, BadRequest)
         refusal_headers = ((REFUSED_HEADER, b"request"),) if refused else ()

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sized
 from typing import NamedTuple
 
-from parley.errors import Incapable, Invalid, TooManyDimensions, Unsupported, excerpt
+from parley.errors import Invalid, TooManyDimensions, UnsuitableModel, Unsupported, excerpt
 from parley.text.grammar.answer_grammar import allows_any_text, callable_tools
 from parley.types import (
     ChatPrompt,
@@ -36,13 +36,17 @@ MISSING_TASKS: dict[PoolingTask, str] = {
 
 
 def check_engine_features(request: Request, info: ModelInfo) -> None:
-    """Check that the model and its engine support the request. Raises Incapable, Invalid, Unsupported."""
+    """Check that the model and its engine support the request. Raises UnsuitableModel, Invalid, Unsupported."""
     if request.pooling is None:
         if not info.generates:
             purpose = "is a classifier" if info.labels else "makes embeddings only"
-            raise Incapable(f"The model {excerpt(request.model)} {purpose} and does not generate text.", field="model")
+            raise UnsuitableModel(
+                f"The model {excerpt(request.model)} {purpose} and does not generate text.", field="model"
+            )
     elif request.pooling.task not in info.pooling_tasks:
-        raise Incapable(f"The model {excerpt(request.model)} {MISSING_TASKS[request.pooling.task]}.", field="model")
+        raise UnsuitableModel(
+            f"The model {excerpt(request.model)} {MISSING_TASKS[request.pooling.task]}.", field="model"
+        )
     else:
         _check_dimensions(request.pooling, info)
     if not info.features.issuperset(FEATURE_FIELDS):  # parley's own engine has them all

@@ -15,7 +15,7 @@ from functools import partial
 from parley.dialects.dialect import RequestTimings
 from parley.disagg.wire.vouched_client import UsedTokens
 from parley.engine.output_stream import StepArrivals, StreamGroup, split_steps
-from parley.errors import EngineError, Expired, InUse, ParleyError, excerpt
+from parley.errors import EngineError, InUse, ParleyError, TimeLimitPassed, excerpt
 from parley.serving.engine_requests import (
     check_adapter,
     check_request,
@@ -319,7 +319,7 @@ class Generation:
         for prompt_stream in self._prompt_streams:
             self._undelivered += prompt_stream.finish_choices(reason)
 
-    def _on_deadline(self, error: Expired) -> None:
+    def _on_deadline(self, error: TimeLimitPassed) -> None:
         if self._request.return_partial:
             self.finish_early("length")
         else:

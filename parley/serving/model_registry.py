@@ -15,7 +15,7 @@ from parley.dialects.facts import ServerFacts
 from parley.dialects.mounts import known_spelling, names_any_model
 from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.dialects.records import TenantRecords
-from parley.errors import NotReady, Stopping, UnknownModel, excerpt
+from parley.errors import NotReady, ServerStopping, UnknownModel, excerpt
 from parley.metrics.http_requests import HttpRequestMetrics
 from parley.metrics.series import LabelledCounter
 from parley.serving.endpoints.inference_tables import InferenceTables
@@ -263,7 +263,7 @@ class ModelRegistry:
         ``ServedModel.fetch_weights`` and ``ServedModel.load_engine`` raise; the model is then no longer listed.
         """
         if self.shutting_down:
-            raise Stopping(SHUTDOWN_MESSAGE, retry_after=5)
+            raise ServerStopping(SHUTDOWN_MESSAGE, retry_after=5)
         self._list_model(model)
         model.pause_state = self.main_model.pause_state
         model.settings.kv_share = 1 / len(self.models)

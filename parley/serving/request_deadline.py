@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 
-from parley.errors import Expired, Limit
+from parley.errors import Limit, TimeLimitPassed
 
 EXPIRED_MESSAGES: dict[Limit, str] = {
     "client": "The answer was not finished within the time that the request allowed.",
@@ -31,7 +31,7 @@ class RequestDeadline:
         client_timeout: float | None,
         server_timeout: float | None,
         token_timeout: float | None,
-        on_expired: Callable[[Expired], None],
+        on_expired: Callable[[TimeLimitPassed], None],
         elapsed: float = 0.0,
     ):
         self._loop = asyncio.get_running_loop()
@@ -62,12 +62,12 @@ class RequestDeadline:
     def _on_timer(self) -> None:
         now = self._loop.time()
         if now >= self._expires_at:
-            self._on_expired(Expired(EXPIRED_MESSAGES[self._limit_owner], limit=self._limit_owner))
+            self._on_expired(TimeLimitPassed(EXPIRED_MESSAGES[self._limit_owner], limit=self._limit_owner))
         elif now >= self._last_output + self._token_timeout:
-            self._on_expired(Expired(EXPIRED_MESSAGES["token"], limit="token"))
+            self._on_expired(TimeLimitPassed(EXPIRED_MESSAGES["token"], limit="token"))
         else:
             self._arm_timer()
 
 
-def _ignore_expiry(error: Expired) -> None:
+def _ignore_expiry(error: TimeLimitPassed) -> None:
     """Do nothing: replaces ``on_expired`` once the timer is cancelled."""

@@ -20,7 +20,7 @@ from parley import hub
 from parley.dialects.mounts import known_spelling
 from parley.engine.messages import LoadProgress
 from parley.engine.protocol import Engine, EngineFailed
-from parley.errors import NotReady, Overloaded, Stopping, Unsupported
+from parley.errors import NotReady, Overloaded, ServerStopping, Unsupported
 from parley.gguf.folder import LINK_PATTERN
 from parley.hub.license_text import read_license
 from parley.metrics.model_metrics import ModelMetrics
@@ -258,7 +258,7 @@ class ServedModel:
     def unready_error(self) -> NotReady | None:
         """Return the reason why requests cannot be accepted now, None if they can."""
         if self.ending_reason:
-            return Stopping(self.ending_reason, retry_after=5)
+            return ServerStopping(self.ending_reason, retry_after=5)
         if self.pause_state:
             return NotReady("The server is paused.", retry_after=5)
         match self.engine.state:
@@ -345,7 +345,7 @@ class ServedModel:
         if await self.wait_until_idle(seconds):
             return
         for request in list(self.open_requests):
-            request.fail_on_shutdown(Stopping(f"{reason} This answer could not be finished.", retry_after=5))
+            request.fail_on_shutdown(ServerStopping(f"{reason} This answer could not be finished.", retry_after=5))
         await self.wait_until_idle(LAST_EVENTS_SECONDS)
 
     async def wait_until_idle(self, seconds: float) -> bool:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from parley.dialects.socket_session import LaneEnd, SocketAnswer, SocketRequest, SocketSession
-from parley.errors import SERVER_ERROR, Overloaded, ParleyError, Stopping, TimedOut, TooLarge
+from parley.errors import SERVER_ERROR, BodyTimedOut, Overloaded, ParleyError, ServerStopping, TooLarge
 from parley.serving.inherited_headers import inherited_headers
 from parley.web.exchange import Exchange
 from parley.web.offload import to_thread_if_large
@@ -77,7 +77,7 @@ class SocketConversation:
             pass
         except TooLarge as error:
             code, reason = TOO_BIG, error.message
-        except TimedOut as error:
+        except BodyTimedOut as error:
             code, reason = POLICY, error.message
         except Overloaded as error:
             code, reason = TRY_AGAIN, error.message
@@ -90,21 +90,23 @@ class SocketConversation:
             await self._end_requests()
 
     async def _wait_for_message(self) -> bool:
-        """Wait until a message has begun to arrive. Return False at the end. Raises TimedOut if none comes for long."""
+        """Wait until a message has begun to arrive. Return False at the end. Raises BodyTimedOut if none comes for
+        long."""
         while True:
             try:
                 async with asyncio.timeout(self._session.max_idle):
                     return await self._websocket.wait_for_message()
             except TimeoutError:
                 if not self._waiting:
-                    raise TimedOut(f"No message came for {self._session.max_idle:g} seconds.") from None
+                    raise BodyTimedOut(f"No message came for {self._session.max_idle:g} seconds.") from None
 
     def _send_messages(self, messages: list[bytes]) -> None:
         for message in messages:
             self._websocket.send_text(message)
 
     async def _take_message(self) -> None:
-        """Read a message, and answer its request or refuse it. Raises TooLarge, TimedOut, Overloaded, ClientGone."""
+        """Read a message, and answer its request or refuse it. Raises TooLarge, BodyTimedOut, Overloaded,
+        ClientGone."""
         options, held = self._options, self._options.body_budget.hold_body()
         try:
             limit = self._body_limit + ENVELOPE_BYTES
@@ -149,7 +151,7 @@ class SocketConversation:
         if self._has_expired:
             return self._session.render_expiry(request.lane)
         if self._websocket.is_leaving:
-            return self._session.refuse_request(request, Stopping(SHUTTING_DOWN))
+            return self._session.refuse_request(request, ServerStopping(SHUTTING_DOWN))
         return None
 
     def _add_request(self, waiting: WaitingRequest) -> None:

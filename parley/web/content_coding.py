@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import zlib
 
-from parley.errors import Malformed, TooLarge, UnknownCoding
+from parley.errors import MalformedBody, TooLarge, UnknownCoding
 
 MAX_RATIO = 100  # bytes per compressed byte; texts and arrays of tokens reach 20
 FREE_SIZE = 1 << 20  # bytes; bodies up to this size may have any ratio
 
 
 def decompress_body(body: bytes, coding: bytes, limit: int) -> bytes:
-    """Decompress a body to at most ``limit`` bytes, and MAX_RATIO times its size. Raises TooLarge, Malformed,
+    """Decompress a body to at most ``limit`` bytes, and MAX_RATIO times its size. Raises TooLarge, MalformedBody,
     UnknownCoding.
 
     ``coding``: the value of Content-Encoding; for b"" and b"identity" the body is returned unchanged.
@@ -26,13 +26,13 @@ def decompress_body(body: bytes, coding: bytes, limit: int) -> bytes:
     try:
         decompressed = stream.decompress(body, min(limit, by_ratio) + 1)
     except zlib.error:
-        raise Malformed("The body could not be decompressed.") from None
+        raise MalformedBody("The body could not be decompressed.") from None
     if len(decompressed) > limit:
         raise TooLarge(f"The decompressed body is larger than the limit of {limit} bytes.")
     if len(decompressed) > by_ratio:
         raise TooLarge(f"The body grows to more than {MAX_RATIO} times its size when it is decompressed.")
     if not stream.eof or stream.unused_data:
-        raise Malformed("The body could not be decompressed: it is cut off, or something follows it.")
+        raise MalformedBody("The body could not be decompressed: it is cut off, or something follows it.")
     return decompressed
 
 

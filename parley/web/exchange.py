@@ -171,7 +171,7 @@ class Exchange:
     async def peek_body(self) -> bytes:
         """Return the whole decompressed body and keep it.
 
-        Raises TooLarge, TimedOut, Overloaded, BadRequest, ClientGone.
+        Raises TooLarge, BodyTimedOut, Overloaded, BadRequest, ClientGone.
         """
         if self._peeked_body is None:
             self._peeked_body = await self._read_whole_body()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from starlette.types import Receive
 
-from parley.errors import Overloaded, TimedOut, TooLarge
+from parley.errors import BodyTimedOut, Overloaded, TooLarge
 from parley.web.offload import trim_memory
 
 RATE_WINDOW = 10.0  # seconds; the window for measuring the rate of a body
@@ -114,7 +114,7 @@ class HeldBody:
         self.size = 0
 
     async def receive(self, receive: Receive, limit: int, seconds: float, rate: int) -> bytes:
-        """Return the whole body. Raises TooLarge, TimedOut, Overloaded, ClientGone.
+        """Return the whole body. Raises TooLarge, BodyTimedOut, Overloaded, ClientGone.
 
         ``limit``: in bytes. ``seconds``: until its end. ``rate``: bytes per second that have to come in each window.
         """
@@ -140,8 +140,8 @@ class HeldBody:
             if self.evicted:
                 raise Overloaded(MADE_ROOM) from None
             if self._loop.time() >= deadline:
-                raise TimedOut(f"The body did not come within {seconds:g} seconds.") from None
-            raise TimedOut(f"The body came too slowly: less than {rate} bytes per second.") from None
+                raise BodyTimedOut(f"The body did not come within {seconds:g} seconds.") from None
+            raise BodyTimedOut(f"The body came too slowly: less than {rate} bytes per second.") from None
         finally:
             self._end_arrival = lambda: None
 

@@ -25,7 +25,7 @@ from parley.cli import coordinator as cli
 from parley.coordinator import coordinator
 from parley.coordinator.config import CoordinatorOptions
 from parley.disagg.wire.vouched_client import write_vouched_client
-from parley.errors import Stopping
+from parley.errors import ServerStopping
 from parley.serving.grpc.grpc_port import TritonGrpcPort
 from parley.settings.file_changes import file_changes
 from parley.settings.key_file import add_key, make_key, read_key_table, remove_key
@@ -250,7 +250,7 @@ async def test_requests_that_move_to_another_instance_count_once(live_cluster, t
     busy = next(server for server in cluster.instances if server.service.open_requests)
     busy.server.should_exit = busy.server.force_exit = True
     for request in list(busy.service.open_requests):
-        request.fail_on_shutdown(Stopping("The instance ends."))
+        request.fail_on_shutdown(ServerStopping("The instance ends."))
     chunks = b"".join(await connection.chunks()).decode()
     usage = next(json.loads(line[6:])["usage"] for line in chunks.splitlines() if '"total_tokens"' in line)
     await cluster.front.until(lambda: open_requests(cluster) == 0)

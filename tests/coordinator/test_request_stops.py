@@ -13,7 +13,7 @@ from support.scripted_instance import ScriptedInstance
 
 from parley.coordinator.proxy.generation.stream_merge import StreamMerge
 from parley.disagg.wire.result_frames import ResultFrame
-from parley.errors import Stopping
+from parley.errors import ServerStopping
 
 ROLES = [("mixed",), ("prefill", "decode")]
 STOP = "/mindie/v2/models/tiny/stopInfer"
@@ -101,7 +101,7 @@ async def test_a_request_that_is_stopped_between_two_attempts_keeps_its_text(liv
     first = await fill_cluster(cluster, requests=2)
     cluster.coordinator.table.set_instance_offline(cluster.coordinator.table.instances[1], offline=True)
     for open_request in list(cluster.instances[0].service.open_requests):
-        open_request.fail_on_shutdown(Stopping("The server is shutting down."))
+        open_request.fail_on_shutdown(ServerStopping("The server is shutting down."))
     await cluster.front.until(lambda: cluster.coordinator.scheduler.queued_requests == 1)
     assert (await stop(cluster.front, path)).status == 200
     if stream:

@@ -9,7 +9,7 @@ import pytest
 from parley.dialects.cohere import DIALECT, STRICT, chat
 from parley.dialects.cohere.api_rules import LENIENT_COHERE_RULES, STRICT_COHERE_RULES, CohereRules
 from parley.dialects.dialect import RequestContext
-from parley.errors import ContextLength, EngineDied, Expired, NotReady, Overloaded, ParleyError, UnknownModel
+from parley.errors import ContextLength, EngineDied, NotReady, Overloaded, ParleyError, TimeLimitPassed, UnknownModel
 from parley.types import (
     ChatPrompt,
     ChoiceDelta,
@@ -201,7 +201,7 @@ def test_failed_cohere_stream_ends_with_the_error():
     end = b'event: message-end\ndata: {"type":"message-end","delta":{"error":%b,"finish_reason":"%b"}}\n\n'
     done = b"data: [DONE]\n\n"
     assert read_chat().fail_stream(EngineDied("It ended.")) == end % (b'"It ended."', b"ERROR") + done
-    late = Expired("Too late.", limit="server")
+    late = TimeLimitPassed("Too late.", limit="server")
     assert read_chat().fail_stream(late) == end % (b'"Too late."', b"TIMEOUT") + done
 
 

@@ -12,7 +12,7 @@ from parley.dialects.cohere.api_rules import LENIENT_COHERE_RULES, STRICT_COHERE
 from parley.dialects.cohere.first_conversation import schema_of_type
 from parley.dialects.dialect import RequestContext
 from parley.dialects.mounts import error_dialect, universal_mounts
-from parley.errors import EngineDied, Expired, ParleyError
+from parley.errors import EngineDied, ParleyError, TimeLimitPassed
 from parley.types import (
     ChatPrompt,
     ChoiceDelta,
@@ -113,7 +113,10 @@ def test_first_chat_stream_is_server_sent_events_for_those_who_ask(header):
 def test_failed_first_chat_stream_ends_with_the_error():
     reply = read_first()
     reply.render_chunk([ChoiceDelta(0, "Hi")])
-    for error, reason in ((EngineDied("It ended."), b"ERROR"), (Expired("It ended.", limit="server"), b"TIMEOUT")):
+    for error, reason in (
+        (EngineDied("It ended."), b"ERROR"),
+        (TimeLimitPassed("It ended.", limit="server"), b"TIMEOUT"),
+    ):
         assert reply.fail_stream(error) == (
             b'{"is_finished":true,"event_type":"stream-end","response":{"response_id":"%b","text":"Hi",'
             b'"generation_id":"%b","finish_reason":"%b"},"finish_reason":"%b","error":"It ended."}\n'

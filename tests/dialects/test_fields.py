@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from parley.dialects.fields import MAX_DEPTH, Fields, decode_fields
 from parley.dialects.json_body import LAZY_SIZE
-from parley.errors import BadRequest, Invalid, Malformed, Missing, WrongType
+from parley.errors import BadRequest, Invalid, MalformedBody, MissingField, WrongType
 
 
 def refusal(read) -> BadRequest:
@@ -48,13 +48,13 @@ def refusal(read) -> BadRequest:
     ids=lambda body: repr(body[:16]),
 )
 def test_decode_refuses_body_that_is_not_a_utf8_json_object(body):
-    assert isinstance(refusal(lambda: decode_fields(body)), Malformed)
+    assert isinstance(refusal(lambda: decode_fields(body)), MalformedBody)
 
 
 @pytest.mark.parametrize("length", [0, LAZY_SIZE])
 def test_decode_error_names_the_position_of_bytes_that_are_not_utf8(length):
     start = b'{"a":"' + b"b" * length + b'","c":"\xc3\xa9'
-    with pytest.raises(Malformed, match=rf"not UTF-8 \(at byte {len(start)}\)"):
+    with pytest.raises(MalformedBody, match=rf"not UTF-8 \(at byte {len(start)}\)"):
         decode_fields(start + b'\xff"}').string("c", "")
 
 
@@ -212,7 +212,7 @@ def test_fields_error_lists_allowed_values():
 
 
 def test_fields_missing_error_names_full_path():
-    assert isinstance(Fields({}).missing_member("messages"), Missing)
+    assert isinstance(Fields({}).missing_member("messages"), MissingField)
     assert Fields({}, "a[1]").missing_member("b").field == "a[1].b"
 
 

@@ -20,7 +20,7 @@ from parley.dialects.form_data import (
     read_boundary,
     with_arrays,
 )
-from parley.errors import BadRequest, Malformed
+from parley.errors import BadRequest, MalformedBody
 
 NAMES = st.text("abcdefghijklmnopqrstuvwxyz_0123456789", min_size=1, max_size=12).filter(lambda name: name != "file")
 TEXTS = st.text(min_size=1, max_size=40).filter(lambda text: BOUNDARY not in text)
@@ -44,7 +44,7 @@ def test_form_has_the_same_members_in_any_order_of_its_parts(texts, content, rng
 @given(st.binary(max_size=2000))
 def test_any_body_is_a_form_or_malformed(tail):
     for body in (tail, f"--{BOUNDARY}\r\n".encode() + tail, encode_form([("a", "b", None)])[:-40] + tail):
-        with contextlib.suppress(Malformed):
+        with contextlib.suppress(MalformedBody):
             decode_form(body, FORM_TYPE, ("file",))
         assert isinstance(model_in_form(body), str)
 
@@ -52,7 +52,7 @@ def test_any_body_is_a_form_or_malformed(tail):
 @given(st.binary(max_size=300))
 def test_any_content_type_has_a_boundary_or_is_malformed(content_type):
     for header in (content_type, b"multipart/form-data; boundary=" + content_type):
-        with contextlib.suppress(Malformed):
+        with contextlib.suppress(MalformedBody):
             assert read_boundary(header)
 
 
@@ -125,7 +125,7 @@ def test_text_of_another_type_is_refused_by_name(text, method):
     ],
 )
 def test_refuses_other_content_types(content_type, sentence):
-    with pytest.raises(Malformed, match=sentence):
+    with pytest.raises(MalformedBody, match=sentence):
         decode_form(encode_form([("a", "b", None)]), content_type, ("file",))
 
 
@@ -152,7 +152,7 @@ def test_refuses_other_content_types(content_type, sentence):
     ],
 )
 def test_refuses_broken_forms_and_bombs(body, sentence):
-    with pytest.raises(Malformed, match=sentence):
+    with pytest.raises(MalformedBody, match=sentence):
         decode_form(body, FORM_TYPE, ("file",))
     assert isinstance(model_in_form(body), str)
 

@@ -11,7 +11,7 @@ from support.member_strategies import json_values
 from parley.dialects import json_body
 from parley.dialects.fields import decode_fields
 from parley.dialects.json_body import OverfullJson, check_json_size, decode_json
-from parley.errors import Malformed
+from parley.errors import MalformedBody
 
 
 def count_kinds(value) -> tuple[int, int, int]:
@@ -54,7 +54,7 @@ def test_accepts_a_long_prompt_of_token_ids_and_a_long_text():
 
 
 def test_names_the_limit_in_the_error_of_an_overfull_body():
-    with pytest.raises(Malformed, match="more than 131072 arrays and objects"):
+    with pytest.raises(MalformedBody, match="more than 131072 arrays and objects"):
         decode_fields(b'{"a":[' + b"[]," * (1 << 17) + b"0]}")
 
 
@@ -67,15 +67,15 @@ def test_large_body_decodes_only_the_members_that_are_read():
     changed = fields.with_defaults({"b": 5, "a": 6}).without_members({"bad"})
     assert (changed.integer("a", 0), changed.integer("b", 0), "bad" in changed.member_names) == (1, 5, False)
     for name, reason in (("bad", "not UTF-8"), ("huge", "could not be parsed")):
-        with pytest.raises(Malformed, match=reason):
+        with pytest.raises(MalformedBody, match=reason):
             fields.raw_value(name)
 
 
 @pytest.mark.parametrize("end", [b"", b"]", b',"b"}', b"} {}", b',"b":01}', b',"b":nul}'], ids=repr)
 def test_large_body_must_be_one_json_object(end):
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedBody):
         decode_fields(b'{"a":1,' + FILLER + end)
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedBody):
         decode_fields(b"[" + FILLER.partition(b":")[2] + b"]")
 
 
@@ -91,6 +91,6 @@ def test_large_body_must_be_one_json_object(end):
     ],
 )
 def test_says_that_half_a_surrogate_pair_is_the_fault_of_a_complete_body(body, reason):
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(MalformedBody) as refused:
         decode_fields(body).string("a", "")
     assert reason in str(refused.value)

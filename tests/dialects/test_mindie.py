@@ -10,7 +10,16 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.mindie import STRICT
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces import tgi
-from parley.errors import ContextLength, EngineDied, NotReady, Overloaded, ParleyError, Stopping, TooLarge, UnknownModel
+from parley.errors import (
+    ContextLength,
+    EngineDied,
+    NotReady,
+    Overloaded,
+    ParleyError,
+    ServerStopping,
+    TooLarge,
+    UnknownModel,
+)
 from parley.types import (
     ChoiceDelta,
     ChoiceDone,
@@ -227,7 +236,7 @@ def test_mindie_errors_have_documented_status_and_body():
         {"error": "Model m not found.", "error_type": "NotFoundError"},
     )
     stopped = {"error": "The service has been stopped", "error_type": "Service Unavailable"}
-    assert status_and_body(Stopping("x")) == (503, stopped) and STRICT.render_error(NotReady("x")) == (
+    assert status_and_body(ServerStopping("x")) == (503, stopped) and STRICT.render_error(NotReady("x")) == (
         503,
         b"",
         b"application/json",

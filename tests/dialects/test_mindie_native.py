@@ -11,7 +11,7 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.mindie import STRICT, control
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces import native, vllm
-from parley.errors import EngineDied, Expired, InUse, NoTokens, ParleyError, UnknownToken
+from parley.errors import EngineDied, InUse, NoTokens, ParleyError, TimeLimitPassed, UnknownToken
 from parley.types import (
     ChoiceDelta,
     ChoiceDone,
@@ -177,7 +177,7 @@ def test_mindie_native_gives_split_text_to_its_last_token():
 def test_mindie_native_stream_ends_with_error():
     reply = read_native(inputs="a", stream=True)
     assert reply.fail_stream(EngineDied("It ended.")) == b"It ended."
-    timeout = Expired("x", limit="client")
+    timeout = TimeLimitPassed("x", limit="client")
     assert reply.fail_stream(timeout) == b"Engine callback timeout: client timeout"
     assert read_native(MindieRules("extended"), inputs="a", stream=True).fail_stream(timeout) == (
         b'data: {"error":"Engine callback timeout: client timeout","error_type":"Incomplete Generation"}\n\n'
@@ -191,9 +191,9 @@ def test_mindie_native_reports_engine_errors():
         return answer.status, body["error"], body["error_type"]
 
     incomplete, timeout = "Incomplete Generation", "Engine callback timeout: "
-    assert status_and_error(Expired("x", limit="client")) == (500, timeout + "client timeout", incomplete)
-    assert status_and_error(Expired("x", limit="server")) == (500, timeout + "server e2eTimeout", incomplete)
-    assert status_and_error(Expired("x", limit="token")) == (500, timeout + "server tokenTimeout", incomplete)
+    assert status_and_error(TimeLimitPassed("x", limit="client")) == (500, timeout + "client timeout", incomplete)
+    assert status_and_error(TimeLimitPassed("x", limit="server")) == (500, timeout + "server e2eTimeout", incomplete)
+    assert status_and_error(TimeLimitPassed("x", limit="token")) == (500, timeout + "server tokenTimeout", incomplete)
     used = "Failed to enqueue inferRequest. Runtime request has been used before."
     assert status_and_error(InUse("x")) == (500, used, incomplete)
     ids = "Failed to enqueue inferRequest. Invalid Input Ids"

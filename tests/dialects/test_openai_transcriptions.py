@@ -8,7 +8,7 @@ from support.sound_forms import FORM_TYPE, clip_form, encode_form
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.openai import transcriptions
-from parley.errors import BadMedia, BadRequest, Incapable, Malformed, Unsupported
+from parley.errors import BadMedia, BadRequest, MalformedBody, UnsuitableModel, Unsupported
 from parley.types import (
     ChatPrompt,
     ChoiceDelta,
@@ -139,7 +139,7 @@ def test_translation_needs_a_model_that_follows_instructions():
     body = clip_form(model="m", to_language="fr", language="de")
     content = chat_of(transcriptions.read_translation(body, WORDS_HEAD)).messages[-1].content
     assert content == "Translate the speech from German into French. Answer with the translation only."
-    with pytest.raises(Incapable, match="The model 'm' does not support Translations API"):
+    with pytest.raises(UnsuitableModel, match="The model 'm' does not support Translations API"):
         transcriptions.read_translation(body, CONTEXT)
 
 
@@ -147,15 +147,15 @@ def test_translation_needs_a_model_that_follows_instructions():
 
 
 def test_model_without_audio_is_refused_by_name():
-    with pytest.raises(Incapable, match="The model 'm' does not support Transcriptions API") as caught:
+    with pytest.raises(UnsuitableModel, match="The model 'm' does not support Transcriptions API") as caught:
         read(TEXT_HEAD)
     assert (caught.value.status, caught.value.field) == (400, "model")
-    with pytest.raises(Incapable, match="does not support Translations API"):
+    with pytest.raises(UnsuitableModel, match="does not support Translations API"):
         transcriptions.read_translation(clip_form(), TEXT_HEAD)
 
 
 def test_body_that_is_not_a_form_is_refused():
-    with pytest.raises(Malformed, match="must be multipart/form-data"):
+    with pytest.raises(MalformedBody, match="must be multipart/form-data"):
         transcriptions.read_transcription(
             b'{"model":"m"}', RequestContext("0f", 1, "", headers={b"content-type": b"application/json"})
         )

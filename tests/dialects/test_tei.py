@@ -16,13 +16,13 @@ from parley.errors import (
     BadRequest,
     ContextLength,
     EngineError,
-    Incapable,
-    Malformed,
+    MalformedBody,
     NotReady,
     Overloaded,
     TooLarge,
     Unauthorized,
     UnknownPromptName,
+    UnsuitableModel,
 )
 from parley.types import ModelInfo, PoolingOptions, PromptVector, TextPair, TextPrompt, TokensPrompt, Usage
 
@@ -236,7 +236,7 @@ def test_tei_refusals_use_original_wording(reader, context, body, status, messag
         (NotReady("loading", retry_after=1), 503, b'{"error":"unhealthy","error_type":"Unhealthy"}'),
         (EngineError("NaN"), 424, b'{"error":"Backend error: NaN","error_type":"Backend"}'),
         (
-            Incapable("No vectors.", field="model"),
+            UnsuitableModel("No vectors.", field="model"),
             424,
             b'{"error":"Backend error: No vectors.","error_type":"Backend"}',
         ),
@@ -248,7 +248,7 @@ def test_tei_refusals_use_original_wording(reader, context, body, status, messag
         ),
         (Unauthorized("key"), 401, b""),
         (TooLarge("big", size=3, limit=2), 413, b"Failed to buffer the request body: length limit exceeded"),
-        (Malformed("EOF"), 400, b"Failed to parse the request body as JSON: EOF"),
+        (MalformedBody("EOF"), 400, b"Failed to parse the request body as JSON: EOF"),
     ],
 )
 def test_tei_errors_have_the_originals_types_and_statuses(error, status, body):

@@ -23,7 +23,7 @@ from parley.errors import (
     EngineError,
     Forbidden,
     Invalid,
-    Malformed,
+    MalformedBody,
     NotAllowed,
     NotFound,
     NotReady,
@@ -522,7 +522,11 @@ def test_tgi_writes_some_errors_without_json():
     assert DIALECT.render_error(TooLarge("x")) == (
         413, b"Failed to buffer the request body: length limit exceeded", plain
     )  # fmt: skip
-    assert DIALECT.render_error(Malformed("Bad.")) == (400, b"Failed to parse the request body as JSON: Bad.", plain)
+    assert DIALECT.render_error(MalformedBody("Bad.")) == (
+        400,
+        b"Failed to parse the request body as JSON: Bad.",
+        plain,
+    )
     assert DIALECT.render_error(Invalid("`x` is wrong")).status == 422
 
 

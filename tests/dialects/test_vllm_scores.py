@@ -11,7 +11,7 @@ from parley.dialects import vectors
 from parley.dialects.dialect import RequestContext
 from parley.dialects.vllm import control
 from parley.dialects.vllm.pooling import classify, embeddings, scores
-from parley.errors import BadRequest, Incapable, Unsupported
+from parley.errors import BadRequest, UnsuitableModel, Unsupported
 from parley.types import EncodedMedia, Media, PlacedMedia, PoolingOptions, PromptVector, TextPair, TextPrompt, Usage
 
 CROSS_ENCODER = {"generates": False, "labels": ["LABEL_0"], "pooling_tasks": frozenset({"classify"})}
@@ -200,7 +200,7 @@ def test_cross_encoder_reads_both_texts_of_a_pair():
     assert scored.request.prompts == [TextPair(TextPrompt(one), TextPrompt(other)) for one, other in ("ac", "bd")]
     assert scored.request.pooling.normalize is False
     assert [entry["score"] for entry in json.loads(scored.render_body(USAGE))["data"]] == [0.25, 0.5]
-    with pytest.raises(Incapable, match="3 classes"):
+    with pytest.raises(UnsuitableModel, match="3 classes"):
         scores.read_score_request(b'{"text_1":"a","text_2":"b"}', replace(CONTEXT, labels=["a", "b", "c"]))
 
 

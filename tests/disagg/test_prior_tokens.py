@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parley.disagg.wire.handover import collect_prior_tokens
-from parley.errors import Malformed
+from parley.errors import MalformedBody
 from parley.types import EngineOutput, EngineRequest
 
 
@@ -14,5 +14,5 @@ def test_tokens_belong_to_the_prompts_and_choices_that_exist():
     outputs = [[(0, EngineOutput("", 1, [5])), (1, EngineOutput("", 0, [6]))], [(0, EngineOutput("", 1, [7]))]]
     assert collect_prior_tokens(outputs, requests) == [[[], [5, 7]], [[6], []]]
     for number, choice in ((2, 0), (0, 2), (-2, 0), (0, -1)):
-        with pytest.raises(Malformed, match="belong to another request"):
+        with pytest.raises(MalformedBody, match="belong to another request"):
             collect_prior_tokens([[(number, EngineOutput("", choice, [5]))]], requests)

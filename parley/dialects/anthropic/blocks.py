@@ -81,7 +81,7 @@ class BlockReader:
                 )
 
     def read_block_type(self, block: Fields) -> str:
-        """Return the type of a block. Raises Missing."""
+        """Return the type of a block. Raises MissingField."""
         block_type = block.string("type", None, cap=256)
         if block_type is None:
             raise block.missing_member("type")

@@ -12,7 +12,7 @@ from typing import Any
 from parley.dialects import error_wording
 from parley.dialects.anthropic.api_rules import AnthropicRules
 from parley.dialects.fields import Fields
-from parley.errors import BadRequest, Invalid, Malformed, Missing, Unsupported, WrongType, excerpt
+from parley.errors import BadRequest, Invalid, MalformedBody, MissingField, Unsupported, WrongType, excerpt
 
 TAGGED_PATHS = {"thinking.budget_tokens": "thinking.enabled.budget_tokens"}  # with the form that has the member
 INDEX = re.compile(r"\[(\d+)\]")
@@ -31,7 +31,7 @@ class AnthropicWording(error_wording.ErrorWording):
 
     def missing_error(self, path: str) -> BadRequest:
         """Return the error for a missing member."""
-        return Missing(f"{dotted_path(path)}: Field required", field=path)
+        return MissingField(f"{dotted_path(path)}: Field required", field=path)
 
     def type_error(self, path: str, expected: str, value: Any) -> BadRequest:
         """Return the error for a value of a wrong type."""
@@ -72,7 +72,7 @@ class AnthropicWording(error_wording.ErrorWording):
 
     def not_object_error(self, value: Any) -> BadRequest:
         """Return the error for a body that is JSON, but not an object."""
-        return Malformed(f"The body: Input should be a valid dictionary, but got {error_wording.json_type(value)}")
+        return MalformedBody(f"The body: Input should be a valid dictionary, but got {error_wording.json_type(value)}")
 
 
 ANTHROPIC_WORDING = AnthropicWording()

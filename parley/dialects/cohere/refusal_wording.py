@@ -11,7 +11,7 @@ from typing import Any
 from parley.dialects import error_wording
 from parley.dialects.cohere.api_rules import CohereRules
 from parley.dialects.fields import Fields
-from parley.errors import BadRequest, Invalid, Malformed, Missing, Unsupported, WrongType, excerpt
+from parley.errors import BadRequest, Invalid, MalformedBody, MissingField, Unsupported, WrongType, excerpt
 
 UNREADABLE_STATUS = 422  # of a body with a member of a wrong type, or one that the API does not have
 REFERENCE = "For proper usage, please refer to https://docs.cohere.com/v2/reference/chat"
@@ -33,8 +33,8 @@ class CohereWording(error_wording.ErrorWording):
     def missing_error(self, path: str) -> BadRequest:
         """Return the error for a missing member."""
         if path == "model":
-            return Missing(MISSING_MODEL, field=path)
-        return Missing(f"invalid request: required '{path}' param is missing or empty.", field=path)
+            return MissingField(MISSING_MODEL, field=path)
+        return MissingField(f"invalid request: required '{path}' param is missing or empty.", field=path)
 
     def type_error(self, path: str, expected: str, value: Any) -> BadRequest:
         """Return the error for a value of a wrong type."""
@@ -78,11 +78,11 @@ class CohereWording(error_wording.ErrorWording):
 
     def unreadable_error(self, body: bytes, reason: str) -> BadRequest:
         """Return the error for a body that is not JSON."""
-        return Malformed(f"invalid json syntax: {reason}")
+        return MalformedBody(f"invalid json syntax: {reason}")
 
     def not_object_error(self, value: Any) -> BadRequest:
         """Return the error for a body that is JSON, but not an object."""
-        return Malformed(
+        return MalformedBody(
             f"invalid json syntax: the body must be an object, but it is {error_wording.json_type(value)}."
         )
 

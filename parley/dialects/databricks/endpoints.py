@@ -21,7 +21,7 @@ from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import Endpoint, EndpointShare, GrantLevel, ModelCard, ServerFacts
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import json_answer
-from parley.errors import Conflict, Forbidden, NotFound, UnknownModel, Unsupported
+from parley.errors import Forbidden, NotFound, ObjectConflict, UnknownModel, Unsupported
 from parley.types import Tenant
 
 ENDPOINT_WORDING = DatabricksErrorWording("Endpoint", config.INVALID_VALUE)
@@ -58,7 +58,7 @@ def get_endpoint(body: bytes, context: RequestContext, facts: ServerFacts, creat
 def create_endpoint(
     body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName
 ) -> EndpointChange:
-    """Create an endpoint. Raises BadRequest, Conflict."""
+    """Create an endpoint. Raises BadRequest, ObjectConflict."""
     fields = decode_fields(body, ENDPOINT_WORDING)
     name = fields.string("name", None, cap=config.MAX_NAME)
     if name is None:
@@ -67,7 +67,7 @@ def create_endpoint(
         reason = "must be up to 63 letters, digits, dashes and underscores, and none of " + ", ".join(RESERVED_NAMES)
         raise fields.member_error("name", reason)
     if name in created or name in _model_names(facts):
-        raise Conflict(f"Endpoint with name '{name}' already exists.", code="RESOURCE_ALREADY_EXISTS")
+        raise ObjectConflict(f"Endpoint with name '{name}' already exists.", code="RESOURCE_ALREADY_EXISTS")
     notifications = fields.object("email_notifications")
     recipients = (
         [notifications.strings(name, cap=64, total=1 << 16) for name in UPDATES] if notifications is not None else []

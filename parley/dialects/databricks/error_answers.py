@@ -12,17 +12,17 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.sse import STREAM_DONE, data_event
 from parley.errors import (
     BadRequest,
-    Conflict,
+    BodyTimedOut,
     EngineDied,
-    Expired,
     Forbidden,
-    Missing,
+    MissingField,
     NotFound,
     NotReady,
+    ObjectConflict,
     Overloaded,
     ParleyError,
     RateLimited,
-    TimedOut,
+    TimeLimitPassed,
     Unauthorized,
     UnknownModel,
     WrongType,
@@ -36,7 +36,7 @@ def status_and_code(error: ParleyError) -> tuple[int, str]:
             return 404, "RESOURCE_DOES_NOT_EXIST"
         case NotFound():
             return 404, error.code or "ENDPOINT_NOT_FOUND"
-        case Missing():
+        case MissingField():
             return 400, "INVALID_PARAMETER_VALUE"
         case BadRequest():
             return 400, error.code if error.code == "INVALID_PARAMETER_VALUE" else "BAD_REQUEST"
@@ -44,15 +44,15 @@ def status_and_code(error: ParleyError) -> tuple[int, str]:
             return 401, "UNAUTHENTICATED"
         case Unauthorized() | Forbidden():
             return 403, "PERMISSION_DENIED"
-        case Conflict():
+        case ObjectConflict():
             return 409, error.code or "RESOURCE_CONFLICT"
         case Overloaded() | RateLimited():
             return 429, "REQUEST_LIMIT_EXCEEDED"
         case NotReady() | EngineDied():
             return 503, "TEMPORARILY_UNAVAILABLE"
-        case Expired():
+        case TimeLimitPassed():
             return 504, "DEADLINE_EXCEEDED"
-        case TimedOut():
+        case BodyTimedOut():
             return 408, "DEADLINE_EXCEEDED"
         case _ if error.status < 500:
             return error.status, "BAD_REQUEST"

@@ -76,7 +76,7 @@ MAX_CLIENT_ID = 1024  # characters of the client's own id
 
 
 def check_member_names(body: Fields, tree: MemberTree) -> None:
-    """Raise Malformed for an undocumented member."""
+    """Raise MalformedBody for an undocumented member."""
     refuse_unknown_members({name: body.raw_value(name) for name in body.member_names}, tree)
 
 

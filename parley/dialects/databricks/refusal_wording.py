@@ -9,7 +9,7 @@ from typing import Any
 from parley.dialects import error_wording
 from parley.dialects.error_wording import json_type
 from parley.dialects.json_answer import encode_json
-from parley.errors import BadRequest, Invalid, Malformed, Missing, WrongType, excerpt
+from parley.errors import BadRequest, Invalid, MalformedBody, MissingField, WrongType, excerpt
 
 INDEX_PATTERN = re.compile(r"\[\d+\]")
 JSON_TYPE_NAMES = {
@@ -25,13 +25,13 @@ MemberTree = Mapping[str, Any]  # names of members, each with the tree of its ow
 
 
 def refuse_unknown_members(value: Any, tree: MemberTree) -> None:
-    """Raise Malformed for the first member that the tree does not have."""
+    """Raise MalformedBody for the first member that the tree does not have."""
     for item in value if isinstance(value, list) else (value,):
         if not isinstance(item, dict):
             continue
         for name, inner in item.items():
             if name not in tree:
-                raise Malformed(f"json: unknown field {encode_json(name[:100]).decode()}\n")
+                raise MalformedBody(f"json: unknown field {encode_json(name[:100]).decode()}\n")
             if tree[name]:
                 refuse_unknown_members(inner, tree[name])
 
@@ -46,7 +46,7 @@ class DatabricksErrorWording(error_wording.ErrorWording):
         """Return the error for a missing member."""
         owner, _, name = path.rpartition(".")
         if not owner:
-            return Missing(f"Missing required {self.task} parameter: '{path}'", field=path, code=self.code)
+            return MissingField(f"Missing required {self.task} parameter: '{path}'", field=path, code=self.code)
         top, *inner = INDEX_PATTERN.sub("", owner).split(".")
         object_text = f'"{inner[-1]}" object' if inner else "an object"
         return Invalid(

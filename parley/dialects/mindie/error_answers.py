@@ -16,13 +16,13 @@ from parley.errors import (
     BadMedia,
     BadRequest,
     ContextLength,
-    Expired,
     InUse,
     NotFound,
     NotReady,
     Overloaded,
     ParleyError,
-    Stopping,
+    ServerStopping,
+    TimeLimitPassed,
     TooLarge,
     UnknownModel,
     UnknownToken,
@@ -45,7 +45,7 @@ def mindie_error_answer(error: ParleyError, rules: MindieRules = DEFAULT_RULES) 
             return Answer(413, encode_json({"message": text}))
         case ContextLength():
             return mindie_json_error_answer(424, _context_length_message(error), "Generation Error")
-        case Expired():
+        case TimeLimitPassed():
             return mindie_json_error_answer(500, TIMEOUT_MESSAGES[error.limit], "Incomplete Generation")
         case InUse():
             message = "Failed to enqueue inferRequest. Runtime request has been used before."
@@ -60,7 +60,7 @@ def mindie_error_answer(error: ParleyError, rules: MindieRules = DEFAULT_RULES) 
             )
         case BadRequest():
             return body_refusal_answer(_refusal_sentence(error))
-        case Stopping():
+        case ServerStopping():
             return mindie_json_error_answer(503, "The service has been stopped", "Service Unavailable")
         case NotReady() if rules.strict:
             return Answer(503)
@@ -81,7 +81,11 @@ def body_refusal_answer(text: str) -> Answer:
 
 def mindie_failure_text(error: ParleyError) -> bytes:
     """Return the end of a stream after an error."""
-    return TIMEOUT_MESSAGES[error.limit].encode() if isinstance(error, Expired) else _refusal_sentence(error).encode()
+    return (
+        TIMEOUT_MESSAGES[error.limit].encode()
+        if isinstance(error, TimeLimitPassed)
+        else _refusal_sentence(error).encode()
+    )
 
 
 def _refusal_sentence(error: ParleyError) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from parley.dialects import error_wording
 from parley.dialects.json_answer import encode_json
-from parley.errors import BadRequest, Invalid, Malformed, Missing, WrongType
+from parley.errors import BadRequest, Invalid, MalformedBody, MissingField, WrongType
 
 NO_PROMPT_MESSAGE = json.dumps(  # a text in JSON, with the blanks that the original prints
     {
@@ -60,7 +60,7 @@ class MindieErrorWording(error_wording.ErrorWording):
 
     def missing_error(self, path: str) -> BadRequest:
         """Return the error for a missing member."""
-        return Missing(f"Request should contain '{path}' and the type should be string.", field=path)
+        return MissingField(f"Request should contain '{path}' and the type should be string.", field=path)
 
     def type_error(self, path: str, expected: str, value: Any) -> BadRequest:
         """Return the error for a value of a wrong type."""
@@ -85,11 +85,11 @@ class MindieErrorWording(error_wording.ErrorWording):
 
     def unreadable_error(self, body: bytes, reason: str) -> BadRequest:
         """Return the error for a body that is not JSON."""
-        return Malformed(self.unreadable_body)
+        return MalformedBody(self.unreadable_body)
 
     def not_object_error(self, value: Any) -> BadRequest:
         """Return the error for a body that is not a JSON object."""
-        return Malformed(self.unreadable_body)
+        return MalformedBody(self.unreadable_body)
 
 
 MINDIE_WORDING = MindieErrorWording("Failed to parse request context to json")

@@ -38,7 +38,7 @@ def read_chat(rules: OllamaRules, body: bytes, context: RequestContext) -> Ollam
 
 
 def _check_chats(name: str, context: RequestContext) -> None:
-    """Check that the model has conversations. Raises Incapable."""
+    """Check that the model has conversations. Raises UnsuitableModel."""
     if not context.generates or "chat" not in context.abilities:
         raise incapable_model_error(name, "chat")
 

@@ -14,7 +14,7 @@ from parley.dialects.ollama.go_encoding import JSON_TYPE, encode_go, go_answer, 
 from parley.dialects.ollama.model_names import check_served, read_model_name
 from parley.dialects.ollama.options import check_keep_alive, read_options
 from parley.dialects.ollama.refusal_wording import OllamaWording, invalid_member_error
-from parley.errors import ContextLength, Incapable, ParleyError, UnknownModel
+from parley.errors import ContextLength, ParleyError, UnknownModel, UnsuitableModel
 from parley.types import Event, PoolingOptions, PromptVector, Request, TextPrompt, Usage
 
 MAX_TEXTS = 2048
@@ -114,7 +114,7 @@ class OllamaEmbedReply(UnstreamedReply):
             case ContextLength():
                 is_cut = self.request.max_prompt_tokens is not None
                 return go_answer({"error": NO_ROOM if is_cut else INPUT_TOO_LONG}, 400)
-            case Incapable():
+            case UnsuitableModel():
                 return go_answer({"error": f'"{self.name}" does not support embeddings'}, 400)
         return None
 

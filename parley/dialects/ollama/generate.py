@@ -62,7 +62,7 @@ def read_ollama_generate(rules: OllamaRules, body: bytes, context: RequestContex
 
 
 def _check_generates(name: str, context: RequestContext) -> None:
-    """Check that the model writes text. Raises Incapable."""
+    """Check that the model writes text. Raises UnsuitableModel."""
     if not context.generates:
         raise incapable_model_error(name, "generate")
 
@@ -119,7 +119,7 @@ class GenerateReply(OllamaReply):
 
 
 def _refuse_members(body: Fields, name: str, context: RequestContext) -> None:
-    """Refuse members that this server does not support. Raises Unsupported, Incapable."""
+    """Refuse members that this server does not support. Raises Unsupported, UnsuitableModel."""
     if body.string("suffix", "") and "insert" not in context.abilities:
         raise incapable_model_error(name, "insert")
     for member in IMAGE_MODEL_MEMBERS:

@@ -76,7 +76,7 @@ def _read_image(text: str, field: str) -> EncodedMedia:
 
 
 def read_tools(body: Fields, name: str, context: RequestContext) -> list[dict[str, Any]]:
-    """Return the tools in OpenAI's form. Raises BadRequest, Incapable if the model knows no tools."""
+    """Return the tools in OpenAI's form. Raises BadRequest, UnsuitableModel if the model knows no tools."""
     tools = [_read_tool(tool) for tool in body.objects("tools", cap=MAX_TOOLS)]
     if tools and "tools" not in context.abilities:
         raise incapable_model_error(name, "tools")

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
-from parley.errors import Missing, UnknownModel
+from parley.errors import MissingField, UnknownModel
 
 DEFAULT_TAG = ":latest"
 NAME_PREFIXES = ("library/", "registry.ollama.ai/library/", "hf.co/", "huggingface.co/")  # where models come from
@@ -37,10 +37,10 @@ def _comparable_name(name: str) -> str:
 
 
 def read_model_name(body: Fields, member: str = "model") -> str:
-    """Return the name in a body. Raises Missing if there is none."""
+    """Return the name in a body. Raises MissingField if there is none."""
     name = body.string(member, "", cap=MAX_NAME_CHARACTERS)
     if not name:
-        raise Missing("model is required", field=member)
+        raise MissingField("model is required", field=member)
     return name
 
 

@@ -130,7 +130,7 @@ class ThinkMember:
 
 
 def read_think(body: Fields, name: str, context: RequestContext) -> ThinkMember:
-    """Return the member ``think``: by default, models that can reason do. Raises Invalid, Incapable."""
+    """Return the member ``think``: by default, models that can reason do. Raises Invalid, UnsuitableModel."""
     value, able = body.raw_value("think"), "thinking" in context.abilities
     if value is not None and not isinstance(value, bool) and value not in THINK_LEVELS:
         allowed = 'must be "high", "medium", "low", "max", true, or false'

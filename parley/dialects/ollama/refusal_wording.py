@@ -7,7 +7,7 @@ from typing import Any
 from parley.dialects.error_wording import ErrorWording
 from parley.dialects.ollama.api_rules import OllamaRules
 from parley.dialects.ollama.go_json import go_kind, syntax_sentence, type_sentence
-from parley.errors import BadRequest, Incapable, Invalid, Malformed, WrongType
+from parley.errors import BadRequest, Invalid, MalformedBody, UnsuitableModel, WrongType
 
 
 class OllamaWording(ErrorWording):
@@ -21,7 +21,7 @@ class OllamaWording(ErrorWording):
 
     def unreadable_error(self, body: bytes, reason: str) -> BadRequest:
         """Return the error for a body that is not JSON."""
-        return Malformed((syntax_sentence(body, reason) or reason) if body else "missing request body")
+        return MalformedBody((syntax_sentence(body, reason) or reason) if body else "missing request body")
 
     def type_error(self, path: str, expected: str, value: Any) -> BadRequest:
         """Return the error for a value of a wrong type."""
@@ -29,7 +29,7 @@ class OllamaWording(ErrorWording):
 
     def not_object_error(self, value: Any) -> BadRequest:
         """Return the error for a body that is JSON, but not an object."""
-        return Malformed(f"json: cannot unmarshal {go_kind(value)} into Go value of type api.{self._struct}")
+        return MalformedBody(f"json: cannot unmarshal {go_kind(value)} into Go value of type api.{self._struct}")
 
 
 class OptionWording(ErrorWording):
@@ -56,9 +56,9 @@ class OptionWording(ErrorWording):
         return error
 
 
-def incapable_model_error(name: str, ability: str) -> Incapable:
+def incapable_model_error(name: str, ability: str) -> UnsuitableModel:
     """Return the error for a model that lacks an ability that a request needs."""
-    return Incapable(f'"{name}" does not support {ability}', field="model")
+    return UnsuitableModel(f'"{name}" does not support {ability}', field="model")
 
 
 def invalid_member_error(field: str, message: str) -> Invalid:

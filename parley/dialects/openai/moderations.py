@@ -6,12 +6,12 @@ from typing import NoReturn
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ServerFacts
-from parley.errors import Incapable
+from parley.errors import UnsuitableModel
 
 
 def refuse_moderation(body: bytes, context: RequestContext, facts: ServerFacts) -> NoReturn:
-    """Raise Incapable for ``POST /v1/moderations``: its categories belong to models of the original."""
-    raise Incapable(
+    """Raise UnsuitableModel for ``POST /v1/moderations``: its categories belong to models of the original."""
+    raise UnsuitableModel(
         "Moderation is not available on this server: no model here has OpenAI's categories. A classifier answers "
         "at /classify.",
         field="model",

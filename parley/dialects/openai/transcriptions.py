@@ -20,7 +20,7 @@ from parley.dialects.openai.error_answers import openai_error_answer, openai_err
 from parley.dialects.openai.transcripts import SpeechTask, Transcript
 from parley.dialects.sampling_members import MAX_TOKEN_ID
 from parley.dialects.sse import data_event
-from parley.errors import BadMedia, Incapable, Invalid, ParleyError, TooLarge, excerpt
+from parley.errors import BadMedia, Invalid, ParleyError, TooLarge, UnsuitableModel, excerpt
 from parley.text.speech import TranscriptReader, speech_family, transcription_chat, translation_chat
 from parley.types import (
     ChatPrompt,
@@ -69,8 +69,8 @@ def read_translation(body: bytes, context: RequestContext) -> TranscriptionReply
 
 
 def refuse_speech(body: bytes, context: RequestContext, facts: ServerFacts) -> NoReturn:
-    """Raise Incapable for ``POST /v1/audio/speech``: no model here writes sound."""
-    raise Incapable("Text to speech is not available on this server: its models write text only.", field="model")
+    """Raise UnsuitableModel for ``POST /v1/audio/speech``: no model here writes sound."""
+    raise UnsuitableModel("Text to speech is not available on this server: its models write text only.", field="model")
 
 
 class TranscriptionReply(Reply):
@@ -117,7 +117,7 @@ class TranscriptionReply(Reply):
     # -- the form
 
     def read_form(self, body: bytes, context: RequestContext) -> Fields:
-        """Return the members of the form. Raises Malformed."""
+        """Return the members of the form. Raises MalformedBody."""
         form = decode_form(body, context.headers.get(b"content-type", b""), FILE_MEMBERS)
         return with_arrays(form, ARRAY_MEMBERS)
 
@@ -151,7 +151,7 @@ class TranscriptionReply(Reply):
 
     def refuse_model(self, model: str) -> NoReturn:
         """Raise the error for a model that cannot do the task."""
-        raise Incapable(f"The model {excerpt(model)} does not support {self.api_name} API", field="model")
+        raise UnsuitableModel(f"The model {excerpt(model)} does not support {self.api_name} API", field="model")
 
     def read_format(self, form: Fields, model: str, *, stream: bool) -> str:
         """Return the format of the answer. Raises BadRequest."""

@@ -16,7 +16,6 @@ from parley.errors import (
     BadRequest,
     ContextLength,
     EngineError,
-    Incapable,
     Invalid,
     NotReady,
     Overloaded,
@@ -24,6 +23,7 @@ from parley.errors import (
     TooManyDimensions,
     UnknownModel,
     UnknownPromptName,
+    UnsuitableModel,
 )
 
 TYPE_STATUSES = {
@@ -80,7 +80,7 @@ def error_type_and_message(error: ParleyError) -> tuple[str, str]:
             return "Empty", error.message
         case BatchTooLarge():
             return "Validation", error.message
-        case UnfitModel() | Incapable() | EngineError() | UnknownModel():
+        case UnfitModel() | UnsuitableModel() | EngineError() | UnknownModel():
             return "Backend", f"Backend error: {error.message}"
         case BadRequest():
             return "Validation", f"Input validation error: {_validation_sentence(error)}"

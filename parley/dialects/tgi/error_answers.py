@@ -19,8 +19,8 @@ from parley.errors import (
     BadRequest,
     ContextLength,
     EngineError,
-    Malformed,
-    Missing,
+    MalformedBody,
+    MissingField,
     NotAllowed,
     NotFound,
     NoTokens,
@@ -58,9 +58,9 @@ def special_error_type(error: ParleyError) -> str:
 def framework_answer(error: ParleyError) -> Answer | None:
     """Return the plain text that the original's web framework answers; None for errors that it does not know."""
     match error:
-        case Malformed():
+        case MalformedBody():
             return Answer(400, f"Failed to parse the request body as JSON: {error.message}".encode(), PLAIN_TEXT)
-        case Missing() | WrongType():
+        case MissingField() | WrongType():
             text = f"Failed to deserialize the JSON body into the target type: {error.message}"
             return Answer(422, text.encode(), PLAIN_TEXT)
         case TooLarge():

@@ -16,7 +16,7 @@ from parley.dialects.tgi.answer_parts import tgi_answer_headers, tgi_event, tgi_
 from parley.dialects.tgi.api_rules import TGI_VERSION, TgiRules
 from parley.dialects.tgi.error_answers import special_error_type, tgi_error_object
 from parley.dialects.tgi.parameters import TgiParameters
-from parley.errors import Malformed, Missing, ParleyError, WrongType
+from parley.errors import MalformedBody, MissingField, ParleyError, WrongType
 from parley.types import ChoiceDelta, ChoiceDone, TokenInfo, Usage
 from parley.version import __version__
 
@@ -139,7 +139,7 @@ def reply_or_error_stream(rules: TgiRules, body: Fields, build_reply: Any) -> An
     """Return ``build_reply()``. Strict rules report its validation errors inside the stream, with status 200."""
     try:
         return build_reply()
-    except (Malformed, Missing, WrongType):
+    except (MalformedBody, MissingField, WrongType):
         raise
     except ParleyError as error:
         error_answer = error_inside_stream(error, rules) if rules.strict and body.raw_value("stream") is True else None

@@ -7,7 +7,7 @@ from typing import Any
 
 from parley.dialects import error_wording
 from parley.dialects.json_answer import encode_json
-from parley.errors import BadRequest, Invalid, Missing, WrongType, excerpt
+from parley.errors import BadRequest, Invalid, MissingField, WrongType, excerpt
 
 RUST_TYPES = {
     "max_new_tokens": "u32",
@@ -37,7 +37,7 @@ class TgiErrorWording(error_wording.ErrorWording):
     def missing_error(self, path: str) -> BadRequest:
         """Return the error for a missing member."""
         where, _, name = path.rpartition(".")
-        return Missing(f"{where + ': ' if where else ''}missing field `{name}`", field=path)
+        return MissingField(f"{where + ': ' if where else ''}missing field `{name}`", field=path)
 
     def type_error(self, path: str, expected: str, value: Any) -> BadRequest:
         """Return the error for a value of a wrong type."""

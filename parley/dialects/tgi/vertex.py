@@ -16,7 +16,7 @@ from parley.dialects.tgi import images, messages, parameters
 from parley.dialects.tgi.answer_parts import TGI_FIELD_NAMES
 from parley.dialects.tgi.api_rules import TgiRules
 from parley.dialects.tgi.parameters import RESERVED_TOKENS, TgiParameters
-from parley.errors import BadRequest, Invalid, Malformed, Missing, ParleyError, WrongType
+from parley.errors import BadRequest, Invalid, MalformedBody, MissingField, ParleyError, WrongType
 from parley.types import ChoiceDelta, Event, OutputOptions, Prompt, Request, SamplingOptions, StopConditions, Usage
 
 MAX_INSTANCES = 1024
@@ -28,7 +28,7 @@ def read_vertex(rules: TgiRules, body: bytes, context: RequestContext) -> Vertex
     """Read the body of a request. Raises BadRequest."""
     try:
         return VertexReply(rules, decode_fields(body, rules.wording), context)
-    except (Malformed, Missing, WrongType):
+    except (MalformedBody, MissingField, WrongType):
         raise
     except BadRequest as error:
         if rules.strict and error.code != NO_INSTANCES:

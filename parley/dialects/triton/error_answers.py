@@ -11,13 +11,13 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.sse import encoded_event
 from parley.errors import (
     BadRequest,
-    Expired,
     Invalid,
-    Malformed,
+    MalformedBody,
     NotAllowed,
     NotFound,
     Overloaded,
     ParleyError,
+    TimeLimitPassed,
     TooLarge,
     UnknownCoding,
     UnknownModel,
@@ -29,7 +29,7 @@ TOO_LARGE_MESSAGE = (
 )
 
 
-class UnreadableInput(Malformed):
+class UnreadableInput(MalformedBody):
     """A body or value that could not be read."""
 
     status = 500
@@ -75,7 +75,7 @@ def triton_error_answer(error: ParleyError) -> Answer:
             status, message = 501, "Unsupported compression type"
         case Overloaded():
             status = 503
-        case Expired(limit="client"):
+        case TimeLimitPassed(limit="client"):
             status, message = 503, "Request timeout expired"
     return Answer(status, triton_error_body(message))
 

@@ -15,9 +15,8 @@ from parley.errors import (
     BadMedia,
     ContextLength,
     EngineError,
-    Incapable,
-    Malformed,
-    Missing,
+    MalformedBody,
+    MissingField,
     NotAllowed,
     NotFound,
     Overloaded,
@@ -27,6 +26,7 @@ from parley.errors import (
     UnknownRecord,
     UnknownToken,
     UnknownTokenIds,
+    UnsuitableModel,
     WrongType,
 )
 
@@ -52,7 +52,7 @@ def vllm_error_answer(error: ParleyError) -> Answer:
             return Answer(401, b'{"error":"Unauthorized"}')
         case UnknownModel() | UnknownRecord():
             pass
-        case NotFound() | Incapable():  # in the original a model has only the routes that it can serve
+        case NotFound() | UnsuitableModel():  # in the original a model has only the routes that it can serve
             return Answer(404, b'{"detail":"Not Found"}')
         case NotAllowed():
             return Answer(405, b'{"detail":"Method Not Allowed"}')
@@ -71,7 +71,7 @@ def vllm_error_object(error: ParleyError) -> dict[str, Any]:
     match error:
         case BadMedia():
             status, error_type, message = media_error_members(error)
-        case Malformed() | Missing() | WrongType():
+        case MalformedBody() | MissingField() | WrongType():
             error_type = "Bad Request"
         case UnknownModel():
             error_type = "NotFoundError"

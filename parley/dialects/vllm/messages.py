@@ -38,8 +38,8 @@ from parley.dialects.vllm.refusal_wording import EMPTY_SENTENCES, VLLM_WORDING, 
 from parley.dialects.vllm.token_usage import created_cache_tokens
 from parley.errors import (
     Invalid,
-    Malformed,
-    Missing,
+    MalformedBody,
+    MissingField,
     NotAllowed,
     NotFound,
     ParleyError,
@@ -67,7 +67,7 @@ TEXT_DELTA = (
     b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"type":"text_delta","text":%b},'
     b'"index":%d}\n\n'
 )
-SHAPE_ERRORS = (Malformed, Missing, WrongType)
+SHAPE_ERRORS = (MalformedBody, MissingField, WrongType)
 # Members of Anthropic's API that the original does not know and so does not read.
 UNREAD_MEMBERS = {*OTHER_MEMBERS, "context_management", "speed"}
 

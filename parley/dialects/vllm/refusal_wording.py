@@ -1,8 +1,8 @@
 """The wording of vLLM's refusals, which has two layers that clients can distinguish.
 
 In the original, pydantic checks the *shape* of a body: its errors are a counted list of Python dicts, and are
-Malformed, Missing or WrongType here. Errors of vLLM's own checks are sentences, some with the parameter and its value
-appended; they are Invalid here. Types are as lenient as pydantic's: "5" is an integer, "yes" is true.
+MalformedBody, MissingField or WrongType here. Errors of vLLM's own checks are sentences, some with the parameter and
+its value appended; they are Invalid here. Types are as lenient as pydantic's: "5" is an integer, "yes" is true.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from parley.dialects import error_wording
 from parley.dialects.json_body import check_json_size
-from parley.errors import BadRequest, Invalid, Malformed, Missing, WrongType, excerpt
+from parley.errors import BadRequest, Invalid, MalformedBody, MissingField, WrongType, excerpt
 
 PYDANTIC_TYPES = {
     "a boolean": ("bool_type", "Input should be a valid boolean"),
@@ -137,17 +137,17 @@ class VllmWording(error_wording.ErrorWording):
         except (ValueError, RecursionError):
             pass
         entry = _pydantic_error("json_invalid", str(position), "JSON decode error", {}, {"error": fault})
-        return Malformed(_error_list(entry), field=f"body.{position}")
+        return MalformedBody(_error_list(entry), field=f"body.{position}")
 
     def not_object_error(self, value: Any) -> BadRequest:
         """Return pydantic's error for a body that is JSON, but not an object."""
         message = "Input should be a valid dictionary or object to extract fields from"
-        return Malformed(_error_list(_pydantic_error("model_attributes_type", "", message, value)), field="body")
+        return MalformedBody(_error_list(_pydantic_error("model_attributes_type", "", message, value)), field="body")
 
     def missing_error(self, path: str) -> BadRequest:
         """Return pydantic's error for a missing member. It quotes the object that lacks the member."""
         place = _dotted_path(path)
-        return Missing(
+        return MissingField(
             _error_list(_pydantic_error("missing", place, "Field required", self._parent_of(place))),
             field=f"body.{place}",
         )
@@ -343,9 +343,9 @@ def too_many_stops(strings: Sequence[Any], cap: int) -> WrongType:
     )
 
 
-def wrong_content_type() -> Malformed:
+def wrong_content_type() -> MalformedBody:
     """Return the error for a content type that is not JSON."""
-    return Malformed("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
+    return MalformedBody("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
 
 
 def _dotted_path(path: str) -> str:

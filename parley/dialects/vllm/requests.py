@@ -84,7 +84,7 @@ def decode_vllm_body(body: bytes) -> Fields:
 
 
 def check_content_type(context: RequestContext) -> None:
-    """Raise Malformed if the content type is not JSON."""
+    """Raise MalformedBody if the content type is not JSON."""
     content_type = context.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if not (content_type.endswith((b"/json", b"+json")) and b"/" in content_type):
         raise wrong_content_type()

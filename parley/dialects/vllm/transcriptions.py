@@ -47,7 +47,7 @@ class VllmTranscriptionReply(TranscriptionReply):
         self._prompt_tokens = self._sent_tokens = 0
 
     def read_form(self, body: bytes, context: RequestContext) -> Fields:
-        """Return the members of the form. Raises Malformed."""
+        """Return the members of the form. Raises MalformedBody."""
         form = decode_form(body, context.headers.get(b"content-type", b""), FILE_MEMBERS, VLLM_WORDING)
         return with_arrays(form, ARRAY_MEMBERS)
 

@@ -12,7 +12,7 @@ import msgspec
 
 from parley.core.media.encode_queue import FEATURES_ELSEWHERE
 from parley.disagg.wire.headers import CLIENT_ID_HEADER, COMMAND_HEADERS, NATIVE_PREFIX, RECORDS_HEADER, is_native
-from parley.errors import ContextLength, Malformed
+from parley.errors import ContextLength, MalformedBody
 from parley.types import PING_NUMBER, EngineOutput, EngineRequest, OutputBatch, ProcessedMedia, Tenant
 
 HANDOVER_VERSION = 2  # a field with another name in the message keeps it until the version changes
@@ -65,13 +65,13 @@ encode_msgpack = msgspec.msgpack.Encoder().encode
 
 
 def decode_handover(data: bytes) -> HandoverMessage:
-    """Decode the message that begins a handover. Raises Malformed."""
+    """Decode the message that begins a handover. Raises MalformedBody."""
     try:
         message = _MESSAGE_DECODER.decode(data)
     except msgspec.DecodeError as error:
-        raise Malformed(f"The handover message cannot be decoded: {error}") from None
+        raise MalformedBody(f"The handover message cannot be decoded: {error}") from None
     if message.version != HANDOVER_VERSION:
-        raise Malformed(
+        raise MalformedBody(
             f"The handover message has version {message.version}; this instance supports version {HANDOVER_VERSION}."
         )
     return message
@@ -114,15 +114,15 @@ def join_records(records: Iterable[bytes]) -> bytes:
 
 
 def split_records(data: bytes) -> list[OutputBatch]:
-    """Decode joined records into outputs. Raises Malformed."""
+    """Decode joined records into outputs. Raises MalformedBody."""
     try:
         return _RECORDS_DECODER.decode(data)
     except msgspec.DecodeError as error:
-        raise Malformed(f"The output records of the request cannot be decoded: {error}") from None
+        raise MalformedBody(f"The output records of the request cannot be decoded: {error}") from None
 
 
 def count_output_tokens(records: Iterable[bytes]) -> int:
-    """Return the number of tokens in records. Raises Malformed."""
+    """Return the number of tokens in records. Raises MalformedBody."""
     outputs = _iterate_outputs(split_records(join_records(records)))
     return sum(len(output.token_ids) for _, output in outputs)
 
@@ -133,7 +133,7 @@ def count_output_tokens(records: Iterable[bytes]) -> int:
 def collect_prior_tokens(
     prior_outputs: Sequence[OutputBatch], engine_requests: Sequence[EngineRequest]
 ) -> list[list[list[int]]]:
-    """Return the tokens so far, by engine request and choice. Raises Malformed."""
+    """Return the tokens so far, by engine request and choice. Raises MalformedBody."""
     tokens: list[list[list[int]]] = [[[] for _ in range(engine_request.n)] for engine_request in engine_requests]
     try:
         for number, output in _iterate_outputs(prior_outputs):
@@ -141,7 +141,7 @@ def collect_prior_tokens(
                 raise IndexError
             tokens[number][output.index] += output.token_ids
     except IndexError:
-        raise Malformed("The earlier outputs belong to another request.") from None
+        raise MalformedBody("The earlier outputs belong to another request.") from None
     return tokens
 
 
@@ -168,14 +168,16 @@ def restore_prompt(
 ) -> None:
     """Replace the prompt of the only engine request by these token ids, if the body did not contain it.
 
-    ``placeholder_ids``: the tokens that stand for embeddings of media. Raises ContextLength, Malformed.
+    ``placeholder_ids``: the tokens that stand for embeddings of media. Raises ContextLength, MalformedBody.
     """
     if prompt is None:
         return
     if not set(prompt).isdisjoint(placeholder_ids):
-        raise Malformed("The prompt has the tokens of images, video or audio, but the request does not contain them.")
+        raise MalformedBody(
+            "The prompt has the tokens of images, video or audio, but the request does not contain them."
+        )
     if len(engine_requests) != 1:
-        raise Malformed("A request that continues with token ids must have exactly one prompt.")
+        raise MalformedBody("A request that continues with token ids must have exactly one prompt.")
     if len(prompt) >= context:
         message = f"The prompt has {len(prompt)} tokens; the model's context has {context}."
         raise ContextLength(message, field="prompt", limit=context, prompt=len(prompt))

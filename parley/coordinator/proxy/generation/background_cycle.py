@@ -11,7 +11,7 @@ from starlette.types import Message
 from parley.coordinator.proxy.downstream.client import DownstreamClient
 from parley.dialects.dialect import HeaderList
 from parley.dialects.records import InlinedRequest
-from parley.errors import EngineError, ParleyError, Stopping
+from parley.errors import EngineError, ParleyError, ServerStopping
 from parley.serving.records.background import KeptEvents
 from parley.web.http_cycle import CYCLE_KEY
 
@@ -67,7 +67,7 @@ class BackgroundCycle:
 
     def close(self) -> None:
         """End the answer: nothing is added to it any more."""
-        self.end_with_error(Stopping("The server is shutting down.") if not self.status else EngineError(CUT_OFF))
+        self.end_with_error(ServerStopping("The server is shutting down.") if not self.status else EngineError(CUT_OFF))
 
     # -- the interface that the front expects of a connection
 

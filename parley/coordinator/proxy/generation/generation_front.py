@@ -25,7 +25,7 @@ from parley.coordinator.routing.policies import SchedulingRequest
 from parley.dialects.dialect import Reply
 from parley.dialects.mounts import BODY_FAULT
 from parley.dialects.records import InlinedRequest
-from parley.errors import ParleyError, Stopping
+from parley.errors import ParleyError, ServerStopping
 from parley.serving.server_options import ServerOptions
 from parley.web.request_body import ClientGone
 
@@ -66,7 +66,7 @@ class GenerationFront:
     def fail_open_requests(self) -> None:
         """End all open requests with an error."""
         for runner in self._stops:
-            runner.fail_request(Stopping(SHUTDOWN_TEXT, retry_after=5))
+            runner.fail_request(ServerStopping(SHUTDOWN_TEXT, retry_after=5))
 
     async def run_generation(self, path: ApiPath, client: DownstreamClient, body: bytes | None) -> None:
         """Run a generating request. Raises ParleyError before anything was sent, and ClientGone."""

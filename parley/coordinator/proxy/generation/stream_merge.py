@@ -21,7 +21,7 @@ from parley.coordinator.proxy.generation.prefill_answer import BadPrefillAnswer,
 from parley.disagg.wire import handover
 from parley.disagg.wire.result_frames import ResultFrame
 from parley.disagg.wire.vouched_client import UsedTokens, read_used_tokens
-from parley.errors import Malformed
+from parley.errors import MalformedBody
 from parley.web.http_client import MAX_COLLECTED_BYTES, CollectedAnswer
 
 MAX_EARLY_BYTES = 16 << 20  # bytes of D's frames that are buffered until P answers
@@ -121,7 +121,7 @@ class StreamMerge:
         try:
             records = [binascii.a2b_base64(text, strict_mode=True) for text in self._output_records]
             return msgspec.structs.replace(used_tokens, output_tokens=handover.count_output_tokens(records))
-        except (binascii.Error, Malformed):
+        except (binascii.Error, MalformedBody):
             return used_tokens
 
     def prior_outputs(self) -> bytes:

@@ -22,7 +22,7 @@ from parley.dialects.openai.batches.batch import (
 from parley.dialects.openai.batches.batch_input import ENDPOINTS
 from parley.dialects.openai.metadata import read_metadata
 from parley.dialects.openai.uploaded_files import find_file, read_expiry
-from parley.errors import BadRequest, Conflict, Invalid, UnknownRecord, Unsupported, excerpt
+from parley.errors import BadRequest, Invalid, ObjectConflict, UnknownRecord, Unsupported, excerpt
 
 __all__ = ["BATCHES_PATH", "cancel_batch", "create_batch", "list_batches", "read_batch"]
 
@@ -75,7 +75,7 @@ def read_batch(body: bytes, context: RequestContext) -> Answer:
 
 
 def cancel_batch(body: bytes, context: RequestContext) -> Answer:
-    """Stop a batch. Raises UnknownRecord, Conflict, BadRequest."""
+    """Stop a batch. Raises UnknownRecord, ObjectConflict, BadRequest."""
     batch = _load_batch(context)
     if batch["status"] == "cancelling":
         return json_answer(batch)
@@ -99,7 +99,7 @@ def cancel_batch(body: bytes, context: RequestContext) -> Answer:
 
 def _check_running(batch: BatchObject) -> None:
     if batch["status"] not in RUNNING:
-        raise Conflict(f"Cannot cancel a batch with status '{batch['status']}'.")
+        raise ObjectConflict(f"Cannot cancel a batch with status '{batch['status']}'.")
 
 
 def list_batches(body: bytes, context: RequestContext) -> Answer:

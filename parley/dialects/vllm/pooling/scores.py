@@ -26,7 +26,7 @@ from parley.dialects.vllm import requests
 from parley.dialects.vllm.pooling import embeddings
 from parley.dialects.vllm.pooling.content_parts import read_content_parts
 from parley.dialects.vllm.token_usage import embedding_usage
-from parley.errors import Incapable, Invalid
+from parley.errors import Invalid, UnsuitableModel
 from parley.types import Event, PlacedMedia, PoolingOptions, Prompt, PromptVector, Request, TextPair, TextPrompt, Usage
 
 MEMBER_PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
@@ -68,9 +68,9 @@ def _member_pair(names: Collection[str]) -> tuple[str, str] | None:
 
 
 def pair_texts(first_side: list[TextPrompt], second_side: list[TextPrompt], context: RequestContext) -> list[Prompt]:
-    """Return the pairs that a cross-encoder reads. Raises Incapable for a model with several classes."""
+    """Return the pairs that a cross-encoder reads. Raises UnsuitableModel for a model with several classes."""
     if len(context.labels) != 1:
-        raise Incapable(
+        raise UnsuitableModel(
             f"The model has {len(context.labels)} classes, but pairs of texts are scored by models with one.",
             field="model",
         )

@@ -26,7 +26,7 @@ from parley.dialects.vllm.answer_parts import attach_done
 from parley.dialects.vllm.error_answers import vllm_failure_events
 from parley.dialects.vllm.token_routes import sampling_params
 from parley.dialects.vllm.token_usage import vllm_final_usage, vllm_usage
-from parley.errors import Malformed, ParleyError
+from parley.errors import MalformedBody, ParleyError
 from parley.types import (
     ChoiceDelta,
     ChoiceDone,
@@ -282,6 +282,6 @@ def read_abort_requests(body: bytes, context: RequestContext) -> AbortList:
     """Read the ids of requests to abort, as answers and ``X-Request-Id`` have them. Raises BadRequest."""
     fields = requests.decode_vllm_body(body)
     if not fields.has_value("request_ids"):
-        raise Malformed("Missing 'request_ids' in request body")
+        raise MalformedBody("Missing 'request_ids' in request body")
     labels = fields.strings("request_ids", cap=MAX_ABORTED, total=MAX_ABORTED * vllm_members.MAX_NAME_CHARACTERS)
     return AbortList(frozenset(labels), Answer(body=b"", content_type=b""))
