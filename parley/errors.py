@@ -390,7 +390,7 @@ class TimeLimitPassed(ParleyError):
 
 
 class CommandRefused(ParleyError):
-    """An instance does not do what a coordinator or controller asks for.
+    """An instance refuses a command of a coordinator or controller.
 
     ``status``: the HTTP status of the answer. ``kind``: the kind of error in the answer, where it is not the usual one
     of the status.

@@ -13,7 +13,7 @@ from parley.dialects.records import SILENT_SECONDS, TenantRecords
 
 # Marks each request of a batch, which runs after all requests without it. A client may set it for its own requests.
 BATCH_HEADER = b"x-parley-batch"
-RUN_PREFIX = "batch-run/"  # of the records by which another server resumes a batch
+RUN_PREFIX = "batch-run/"  # begins the names of records that let another server resume a batch
 # "completed": every request was answered, or no more results fit. "expired": the deadline has passed. "stopped": the
 # client has cancelled it, or the server ends. "failed": the server had an error.
 BatchEnd = Literal["completed", "expired", "stopped", "failed"]

@@ -265,7 +265,7 @@ class AnswerRenderer(Reply):
 
 
 class ChunkRenderer(Reply):
-    """The same for one chunk of a streamed answer.
+    """A request whose answer so far the client has as tokens, and whose newest chunk it wants as this API writes it.
 
     ``outputs``: of the only choice in the chunks so far, this one last; empty if this chunk has no choice.
     """
@@ -274,8 +274,8 @@ class ChunkRenderer(Reply):
 
     @abstractmethod
     def render_answer(self, frames: bytes, tokens: list[TokenInfo]) -> bytes:
-        """Return the answer. ``frames``: what a stream of this API has for the chunk; ``tokens``: those of all chunks,
-        if the request asks for log-probabilities."""
+        """Return the answer. ``frames``: the bytes of the chunk in a stream of this API; ``tokens``: those of all
+        chunks, if the request asks for log-probabilities."""
 
 
 RouteKind = Literal[
@@ -322,7 +322,7 @@ RouteKind = Literal[
 ]
 
 
-KIND_TASKS: dict[RouteKind, frozenset[ModelTask]] = {  # of which a model needs one; any model suits other kinds
+KIND_TASKS: dict[RouteKind, frozenset[ModelTask]] = {  # a model needs one of these; any model suits other kinds
     "generate": frozenset({"generate"}),
     "render": frozenset({"generate"}),
     "embed": ALL_MODEL_TASKS - {"generate", "transcribe"},

@@ -87,8 +87,8 @@ def _trailing_backslashes(piece: bytes) -> int:
 def _correct_fault(error: msgspec.DecodeError, text: bytes) -> msgspec.DecodeError:
     """Return the error of a JSON text that could not be decoded, with the true reason.
 
-    The decoder wants a whole escape behind the first half of a surrogate pair. If the text ends before that, it calls
-    the text truncated, even if the text is complete.
+    The decoder requires a complete escape after the first half of a surrogate pair. If the text ends before that, it
+    calls the text truncated, even if the text is complete.
     """
     tail_start = max(0, len(text) - 2 * _ESCAPE_SIZE)
     half = _HALF_PAIR_IN_STRING.search(text, tail_start) if "truncated" in str(error) else None

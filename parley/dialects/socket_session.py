@@ -29,7 +29,8 @@ class ConnectionRecords(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SocketOpening:
-    """What a session may know of its connection. ``records``: keeps its records; ``query``: of its path."""
+    """The facts about a connection that its session gets. ``records``: keeps its records; ``query``: the parameters of
+    its path."""
 
     records: ConnectionRecords
     query: Mapping[str, str]

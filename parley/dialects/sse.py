@@ -1,4 +1,5 @@
-"""Server-sent events, in which most APIs write their streams: a line ``data:`` with JSON, or ``event:`` before it."""
+"""Server-sent events, the form of most APIs' streams: a line ``data:`` with JSON, in some APIs after a line
+``event:``."""
 
 from __future__ import annotations
 

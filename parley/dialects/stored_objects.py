@@ -1,8 +1,8 @@
 """Objects that clients keep on a server and list by their age: stored completions, files, batches.
 
-The record of an object is named after its kind, its time and its id, so names in alphabetical order are objects in the
-order of their creation, those of one second in any order. Kind and id are a part of the record, by which it is found.
-Other records have no part with a slash in its name, whatever ids their clients choose.
+The name of an object's record consists of its kind, its time of creation and its id. So sorting by name sorts by age,
+to the second. The record is found by a part that is named after kind and id, with a slash between them; parts of other
+records have no slash in their names, even if clients choose their ids.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def max_similarity(first: PromptVector, second: PromptVector) -> float:
     import numpy as np  # nothing else in this process needs it, and it takes 0.1 s
 
     first_rows, second_rows = (np.frombuffer(text.values, "<f4").reshape(text.rows, -1) for text in (first, second))
-    # Parts bound the memory of the products. The threads of a BLAS would wait for the cores on which engines compute.
+    # Parts bound the memory of the products. einsum uses no BLAS, whose threads would wait for the engines' cores.
     parts = (first_rows[start : start + TOKENS_AT_ONCE] for start in range(0, len(first_rows), TOKENS_AT_ONCE))
     return float(sum(np.einsum("ik,jk->ij", part, second_rows).max(1).sum() for part in parts))
 

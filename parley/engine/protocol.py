@@ -231,7 +231,7 @@ class Engine(ABC):
                 self.progress = message
 
     def _deliver_outputs(self, message: StepOutputs) -> None:
-        """Pass the outputs of a step to their streams. Readers are woken in the next turn of the event loop."""
+        """Pass the outputs of a step to their streams. Readers are woken in the next iteration of the event loop."""
         self.stats = message.stats
         for observe in self.step_observers:
             observe(message.stats)

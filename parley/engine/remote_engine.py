@@ -2,7 +2,7 @@
 
 A step of the model occupies a core and the interpreter's lock just when tokens should be written to clients; a separate
 process avoids that. The process is dead when the socket reaches end of file: every open stream gets its error in the
-same turn of the event loop. A process that hangs is killed (``watchdog``), and is then dead as well.
+same iteration of the event loop. A process that hangs is killed (``watchdog``), and is then dead as well.
 """
 
 from __future__ import annotations

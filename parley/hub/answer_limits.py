@@ -18,7 +18,7 @@ ANSWER_SECONDS = 120.0  # until an answer other than a file is complete
 MAX_ANSWER_BYTES = 32 << 20  # of an answer other than a file, also after decompression
 MAX_PAGES = 200  # of the list of a model's files; the hub puts 1,000 files on each
 MAX_WAIT_SECONDS = 300  # that a hub may ask a client to wait before it tries again
-RATE_SECONDS, MIN_RATE_BYTES = 60.0, 60 << 10  # a file has to arrive with so many bytes in so many seconds
+RATE_SECONDS, MIN_RATE_BYTES = 60.0, 60 << 10  # in each such period, at least this many bytes of a file have to arrive
 # The rest of a window of requests in a RateLimit header, as huggingface_hub reads it
 RESET_SECONDS = re.compile(r"\bt\s*=\s*(\d+)")
 
@@ -84,7 +84,7 @@ def read_answer(response: Any) -> Any:
 
 def limit_waiting(response: Any) -> None:
     """Raise HubLimitExceeded if a hub asks a client to wait for too long."""
-    if response.status_code < 400:  # RateLimit then only says what is left
+    if response.status_code < 400:  # its header RateLimit then only gives the remaining budget
         return
     retry_after = response.headers.get("retry-after", "").strip()
     waits = [retry_after] if retry_after.isdecimal() else []

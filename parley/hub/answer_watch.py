@@ -1,7 +1,8 @@
 """Watches the clock while an answer of a hub arrives, and disconnects from a hub that is too slow.
 
-The HTTP client limits the time between two bytes alone, and its caller sees only complete parts: heads, chunks. So a
-hub that sends a head byte by byte, or interim answers for ever, is noticed here, by a timer beside the reading thread.
+The HTTP client only limits the time between two bytes, and its caller sees only complete heads and chunks. A hub that
+sends a head byte by byte, or interim answers without end, is noticed here, by a timer in another thread than the
+reader.
 """
 
 from __future__ import annotations

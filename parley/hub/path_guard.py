@@ -58,7 +58,7 @@ def check_names(response: Any) -> None:
 
 
 def _reported_names(response: Any) -> Iterator[tuple[str, str]]:
-    """Yield the names in an answer, with what they name."""
+    """Yield the names in an answer, each with a description of the named thing."""
     headers = response.headers
     yield "commit of a file", headers.get("x-repo-commit") or ""
     if response.request.method == "HEAD":

@@ -40,7 +40,7 @@ class PauseCommand(msgspec.Struct):
 
 
 class ResultsQuery(NamedTuple):
-    """What a coordinator asks for when it opens a connection for results. See ``ResultStreams.serve_results``.
+    """The query of a coordinator that opens a connection for results; see ``ResultStreams.serve_results``.
 
     ``first_frame``: the number of the first frame that it has not received; None: it begins.
     """

@@ -62,7 +62,7 @@ class ResultClient:
             del self.channels[channel.request_id]
 
     def queue_frames(self, frames: list[bytes]) -> None:
-        """Queue frames; all frames of one turn of the event loop are sent together."""
+        """Queue frames; all frames of one iteration of the event loop are sent together."""
         self._queued_frames += frames
         self._queued_bytes += sum(map(len, frames))
         if not self._flush_scheduled:

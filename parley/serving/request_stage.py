@@ -58,7 +58,7 @@ class RequestStage:
         """Called before the engine requests are submitted; it may change them. Raises ParleyError."""
 
     def after_submit(self) -> None:
-        """Called in the same turn of the event loop, right after the engine requests were submitted."""
+        """Called in the same iteration of the event loop, right after the engine requests were submitted."""
 
     def on_outputs(self, prompt_number: int, outputs: list[EngineOutput]) -> None:
         """Called with new outputs of prompt ``prompt_number`` before they are rendered; it may change them."""

@@ -254,12 +254,12 @@ EngineFeature = Literal[
     "page_transfer",
 ]
 ALL_ENGINE_FEATURES: frozenset[EngineFeature] = frozenset(get_args(EngineFeature))
-# Abilities by a model's chat template and tokenizer: conversations, tool calls, reasoning, filling in the middle,
-# documents next to a conversation, safety modes.
+# Abilities that a model's chat template and tokenizer give it: conversations, tool calls, reasoning, filling in the
+# middle, documents next to a conversation, safety modes.
 ModelAbility = Literal["chat", "tools", "thinking", "insert", "documents", "safety_mode"]
 ALL_MODEL_ABILITIES: frozenset[ModelAbility] = frozenset(get_args(ModelAbility))
-# What a model can do for clients: write text, write down speech, make vectors of texts (dense or sparse) or of their
-# tokens, score pairs of texts, tell classes of texts or of their tokens.
+# The tasks of models: generate text, transcribe speech, make vectors of texts (dense or sparse) or of their tokens,
+# score pairs of texts, classify texts or their tokens.
 ModelTask = Literal[
     "generate", "transcribe", "embed", "embed_sparse", "token_embed", "score", "classify", "token_classify"
 ]
@@ -339,7 +339,7 @@ class ModelInfo(msgspec.Struct, kw_only=True, frozen=True, dict=True):
 
     @cached_property
     def tasks(self) -> frozenset[ModelTask]:
-        """What it can do for clients. Its vectors of texts are either dense or sparse."""
+        """The tasks that it performs. Its vectors of texts are either dense or sparse."""
         is_sparse = self.pooling == "splade"
         offered: dict[ModelTask, bool] = {
             "generate": self.generates,

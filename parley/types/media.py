@@ -118,13 +118,13 @@ class ProcessedMedia(msgspec.Struct, frozen=True):
     the prompt, instead of the template's placeholder. ``placeholder``: the mark in it that each embedding replaces;
     embeddings also replace ``other_placeholders``. ``number``: the beginning of the replacement, with the item's number
     written as 0, which stands for the number of any item of this kind; empty if items have no numbers. ``shared_edge``:
-    the mark at both ends of the replacement, of which adjacent items share one; empty if each item has its own marks.
-    ``grids`` and ``frame_steps``: one for each run of placeholders in the replacement, empty for models without M-RoPE.
-    ``text_follows_time``: as in ``EmbeddingRun``. ``has_numbered_grid``: it has one run, of a grid that ``is_numbered``
-    with one more embedding before and after it. ``sees_both_ways``: its tokens attend to later ones of the same run of
-    embeddings. ``prompt_sees_both_ways``: all tokens of its prompt attend to each other. ``seconds``: the length of a
-    clip or video. ``text_edges``: the texts that the model reads between the last item and the text after it, and at
-    the end of the prompt.
+    the mark at both ends of the replacement; adjacent items have one between them; empty if each item has its own
+    marks. ``grids`` and ``frame_steps``: one for each run of placeholders in the replacement, empty for models without
+    M-RoPE. ``text_follows_time``: as in ``EmbeddingRun``. ``has_numbered_grid``: it has one run, of a grid that
+    ``is_numbered`` with one more embedding before and after it. ``sees_both_ways``: its tokens attend to later ones of
+    the same run of embeddings. ``prompt_sees_both_ways``: all tokens of its prompt attend to each other. ``seconds``:
+    the length of a clip or video. ``text_edges``: the texts that the model reads between the last item and the text
+    after it, and at the end of the prompt.
     """
 
     kind: MediaKind

@@ -32,7 +32,7 @@ class PeerFlag:
 
 @dataclass(frozen=True)
 class PeerServer:
-    """Another server. ``rows`` are its flags, each once."""
+    """A server whose command line is translated. ``rows`` are its flags, each once."""
 
     name: str
     title: str

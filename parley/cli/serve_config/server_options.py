@@ -274,7 +274,7 @@ def absolute_path(path: str | None) -> str | None:
 
 
 def check_written_files(options: ServerOptions) -> None:
-    """Raise ConfigError if the server could not write what it keeps in files.
+    """Check that the server can write the files that it keeps. Raises ConfigError.
 
     Only before the start: a full disk must not keep a running server from reading its keys again.
     """

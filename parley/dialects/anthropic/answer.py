@@ -183,7 +183,7 @@ class BlockList:
                 shown_text = "" if self._display.omitted else block.text
                 yield {"type": "thinking", "thinking": shown_text, "signature": self._display.seal(block.text)}
             elif (arguments := _read_arguments(block.text)) is not None or may_be_cut:
-                # A call that was cut off stays, so that clients see what was lost, but no part of its arguments does.
+                # Clients see that a call was cut off, but get no incomplete arguments.
                 yield {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments or {}}
             else:
                 yield {"type": "text", "text": f"{block.name}({block.text})"}

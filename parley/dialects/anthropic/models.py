@@ -91,8 +91,8 @@ def _model_object(card: ModelCard) -> dict[str, Any]:
 
 
 def _capability_object(card: ModelCard, info: ModelInfo) -> dict[str, Any]:
-    """Return what the model supports, with every member of the original's list. No context is edited here, documents
-    are texts, and the server runs no tools. Clients such as Home Assistant offer only the options that are listed."""
+    """Return the capabilities of a model, with every member of the original's list. Context editing, PDF documents and
+    hosted tools are never supported. Clients such as Home Assistant offer only the options that are listed."""
     writes = info.generates and "chat" in card.abilities
     thinks = writes and "thinking" in card.abilities
     thinking_types = {name: _support_object(_takes_thinking(name, thinks)) for name in THINKING_TYPES}

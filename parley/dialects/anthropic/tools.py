@@ -1,4 +1,4 @@
-"""Tools of a request, in Anthropic's form, all of which the client runs, and the choice among them."""
+"""The tools of a request in Anthropic's form, and the choice among them. The client runs all tools."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class MessageStream:
         self._open: BlockType | Literal["call"] | None = None
         self._blocks = self._calls = 0  # so far
         self._tokens: list[TokenInfo] = []  # without text so far
-        self._token_type: BlockType = "text"  # of the block to which they belong
+        self._token_type: BlockType = "text"  # of the block of these tokens
 
     def write_delta(self, delta: ChoiceDelta) -> bytes:
         """Return the events of a delta."""
@@ -79,7 +79,7 @@ class MessageStream:
         return opening + self._content_delta(delta.text)
 
     def finish(self) -> bytes:
-        """Return the end of what is open. A message without any block or call has an empty text."""
+        """Return the end of the open block or call. A message without any has an empty text."""
         opening = self._open_block("text") if not self._blocks and not self._calls else b""
         return opening + self._close_block()
 
@@ -121,9 +121,9 @@ class MessageStream:
         return opening + self._event("tool-call-delta", self._calls - 1, piece)
 
     def _close_block(self, next_type: BlockType | None = None) -> bytes:
-        """Return the end of what is open, with the tokens that are left unless they belong to the block that follows.
+        """Return the end of the open block or call, with the remaining tokens unless they belong to the next block.
 
-        ``next_type``: of that block, None for a call or the end of the message.
+        ``next_type``: the type of that block; None for a call or the end of the message.
         """
         opened, last_tokens = self._open, b""
         if opened is None:

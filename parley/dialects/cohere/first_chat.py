@@ -152,7 +152,7 @@ class FirstEventsReply(FirstChatReply):
 
 
 def _refuse_members(body: Fields) -> None:
-    """Refuse what this server cannot do. Raises Unsupported."""
+    """Refuse members that this server does not support. Raises Unsupported."""
     for name, sentence in REFUSED_MEMBERS.items():
         if body.raw_value(name):
             raise unsupported_value_error(body, name, sentence)
@@ -168,7 +168,7 @@ def _refuse_members(body: Fields) -> None:
 def _read_prompt(
     body: Fields, rules: CohereRules, context: RequestContext, *, thinks: bool | None
 ) -> tuple[ChatPrompt | TextPrompt, list[Any]]:
-    """Return what the model reads, and the turns that the answer repeats. Raises BadRequest."""
+    """Return the prompt, and the turns that the answer repeats. Raises BadRequest."""
     turns = FirstConversation(body, rules)
     if body.boolean("raw_prompting", False):
         for name in BESIDE_RAW:
@@ -191,7 +191,7 @@ def _read_prompt(
 
 
 def _read_truncation(body: Fields) -> Literal["refuse", "oldest_turns"]:
-    """Return what happens to a prompt that is too long: it loses its oldest turns, or is refused."""
+    """Return whether a prompt that is too long loses its oldest turns or is refused."""
     return "refuse" if body.string("prompt_truncation", "OFF", allowed=TRUNCATIONS) == "OFF" else "oldest_turns"
 
 

@@ -43,7 +43,7 @@ def read_limits(body: Fields) -> list[EndpointLimit]:
 def read_gateway(body: Fields) -> list[EndpointLimit]:
     """Read the object of a gateway, whose other parts are refused by name unless they are off. Raises BadRequest.
 
-    Clients that send back what they have read also send the parts that are off.
+    Clients that read the object and send it back also send the parts that are off.
     """
     guardrails = body.object("guardrails")
     sides = [_has_filters(guardrails.object(side)) for side in ("input", "output")] if guardrails is not None else []

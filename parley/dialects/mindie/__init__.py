@@ -84,7 +84,7 @@ def service_dialect(rules: MindieRules) -> Dialect:
 
 
 def _port_dialect(rules: MindieRules, name: str, title: str) -> Dialect:
-    """Return what the dialects of all ports share. They differ in their routes."""
+    """Return a dialect without routes: the dialects of the ports only differ in these."""
     return Dialect(
         name=name,
         title=title,

@@ -138,7 +138,7 @@ class EmbeddingReply(UnstreamedReply):
 def split_inputs(body: Fields) -> dict[str, Fields]:
     """Return a body for each of several conversations, by its position, or "" and the only body. Raises BadRequest.
 
-    ``messages`` may be a list of conversations, and ``input`` may be what ``messages`` may be.
+    ``messages`` is a conversation or a list of conversations, and so is ``input``.
     """
     name = "input" if body.has_value("input") else "messages"
     values = body.raw_value(name)

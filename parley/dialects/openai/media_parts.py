@@ -62,8 +62,9 @@ class MediaReader:
 
     ``limits``: the number of items that the request may have, by the kinds that the model reads. ``roles``: those whose
     messages may have media; empty: all. ``plain_urls``: a URL may stand where its object is due. ``typeless``: a part
-    may have no type. ``embeddings``: the operator takes embeddings from clients. ``limited_by``: what reads text
-    only, if there are no limits. ``uploads``: of the request, if parts may name files that its client has uploaded.
+    may have no type. ``embeddings``: the operator takes embeddings from clients. ``limited_by``: names in errors what
+    reads text only, if there are no limits. ``uploads``: of the request, if parts may name files that its client has
+    uploaded.
     """
 
     part_types: tuple[str, ...] = MEDIA_PART_TYPES

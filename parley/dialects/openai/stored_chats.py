@@ -1,4 +1,5 @@
-"""Stored chat completions: what ``store`` keeps of a request and its answer, also where that passes a coordinator."""
+"""Stored chat completions: the parts of a request and its answer that ``store`` keeps, on a server or in a
+coordinator."""
 
 from __future__ import annotations
 

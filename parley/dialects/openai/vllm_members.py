@@ -104,7 +104,7 @@ class VllmMembers(msgspec.Struct, frozen=True):
 
     @property
     def request_members(self) -> dict[str, Any]:
-        """These values under the member names of ``Request``."""
+        """The values, by the names that they have in ``Request``."""
         return {
             "cache_salt": self.salt,
             "max_prompt_tokens": self.max_prompt_tokens,

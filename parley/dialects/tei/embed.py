@@ -89,7 +89,7 @@ class EmbeddingReply(TeiReply):
 
 
 def _check_normalization(context: RequestContext, *, normalize: bool) -> None:
-    """Check that the model's vectors can be normalized, if they are to be. Raises UnfitModel."""
+    """Check that the model's vectors can be normalized, if the request asks for it. Raises UnfitModel."""
     if normalize and is_sparse_model(context):
         raise UnfitModel(SPARSE_NOT_NORMALIZED)
 

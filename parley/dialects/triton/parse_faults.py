@@ -1,4 +1,4 @@
-"""Describes the fault of a body that is not JSON in the words of RapidJSON, with which the original reads bodies.
+"""Describes why a body is not JSON, in the words of RapidJSON, which the original reads bodies with.
 
 Python's own parser finds the place; RapidJSON names it by its byte, and has a sentence for most kinds of faults.
 """
@@ -44,7 +44,7 @@ LONE_SURROGATE = re.compile(
 def describe_parse_fault(body: bytes, reason: str) -> str:
     """Return the fault of a body in UTF-8 and its place: "Invalid value. at 5".
 
-    ``reason``: what the reader of bodies said, for faults that only that reader has.
+    ``reason``: the message of parley's own parser, for faults that only that parser finds.
     """
     match = BYTE_POSITION.search(reason)
     fault, position = VALUE_FAULT, int(match[1]) if match else len(body)

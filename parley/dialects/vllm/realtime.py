@@ -111,7 +111,7 @@ class VllmRealtimeSession(SocketSession):
         return write_error(error.message, "processing_error")
 
     def refuse_lane(self, request: SocketRequest) -> bytes:
-        """Return the event that refuses a request for want of lanes, of which there is only one."""
+        """Return the event that refuses a request because the only lane is in use."""
         raise AssertionError("there is only one lane")
 
     def render_expiry(self, lane: str) -> bytes:

@@ -10,7 +10,8 @@ from collections import deque
 from typing import NamedTuple
 
 REPLAY_SECONDS = 30.0  # seconds that sent frames are kept
-REPLAY_BYTES = 32 << 20  # bytes that are kept: more than a broken connection can lose, which is what its buffers hold
+# bytes that are kept: more than the buffers of a connection hold, which is all that it can lose
+REPLAY_BYTES = 32 << 20
 
 
 class SentFrames(NamedTuple):

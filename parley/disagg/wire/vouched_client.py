@@ -23,7 +23,8 @@ COUNT_HEADER = NATIVE_PREFIX + b"count-tokens"
 USED_HEADER = NATIVE_PREFIX + b"used-tokens"
 
 
-TokenCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]  # what an instance reports is charged to a key
+# bounded, because a key is charged for the count that an instance reports
+TokenCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
 class VouchedClient(msgspec.Struct, frozen=True):

@@ -106,7 +106,7 @@ def block_q4_k(blocks: torch.Tensor) -> BlockParts:
 
 
 def block_q5_k(blocks: torch.Tensor) -> BlockParts:
-    """As Q4_K, with 256 fifth bits before the numbers."""
+    """The layout of Q4_K, with 256 fifth bits before the numbers."""
     low = split_nibbles(blocks[:, 48:].reshape(-1, 4, 32)).flatten(1)
     return low | split_bits(blocks[:, 16:48], 1).flatten(1) << 4, _k_heads(blocks)
 

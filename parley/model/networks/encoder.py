@@ -72,7 +72,7 @@ class EncoderNetwork(Protocol):
 
     @property
     def config(self) -> EncoderSizes:
-        """Its sizes."""
+        """The sizes of the encoder."""
 
     def encode_packed(self, texts: PackedTexts) -> torch.Tensor:
         """Return the hidden states after the last layer: [T, hidden]."""

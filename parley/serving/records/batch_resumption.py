@@ -29,7 +29,7 @@ class RoutedEndpoint(Protocol):
 
     @property
     def route(self) -> Route:
-        """Its route."""
+        """The route that the endpoint answers."""
 
 
 class PortApp(Protocol):

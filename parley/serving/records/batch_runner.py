@@ -191,7 +191,7 @@ class BatchRunner:
         return requests
 
     def _save_answers(self, batch: BatchRun, answers: Answers) -> None:
-        """Store answers. Raises BatchTaken, and NotReady, after which the answers count as not stored."""
+        """Store answers. Raises BatchTaken, and NotReady if they could not be stored."""
         try:
             if answers:
                 self.batch_log.save_answers(batch.tenant, batch.job.record_name, answers)

@@ -15,7 +15,8 @@ RECORD_SECONDS = 3600.0
 
 
 class ConnectionStore(MemoryRecordStore):
-    """The records of all connections of a process, each of which is a tenant of it, and how many each client has."""
+    """The records of all connections of a process, and the number of connections of each client. A connection is a
+    tenant of this store."""
 
     def __init__(self) -> None:
         super().__init__(CONNECTION_RECORD_BYTES, RECORD_SECONDS)

@@ -46,7 +46,7 @@ class Markup:
 
     @cached_property
     def without_calls(self) -> Markup:
-        """The same markup without its tool calls."""
+        """The markup without tool calls."""
         return replace(self, call_forms=())
 
     @cached_property

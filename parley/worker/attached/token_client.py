@@ -1,6 +1,6 @@
 """The choices that an attached server computes: one request to ``/inference/v1/generate`` or ``/pooling`` for each.
 
-An answer is read as it arrives, without a task for each choice. All that arrives in one turn of the event loop is
+An answer is read as it arrives, without a task for each choice. All that arrives in one iteration of the event loop is
 passed on together, like a step of vLLM. Closing a connection tells the server that its answer is not wanted.
 """
 
@@ -92,7 +92,7 @@ class TokenClient:
         self._outputs = []
 
     def add_output(self, output: ChoiceOutput) -> None:
-        """Pass on an output in this turn of the event loop."""
+        """Pass on an output in this iteration of the event loop."""
         if output.finish_reason is not None or output.pooling_output is not None:
             self._exchanges.pop(output.request_id, None)
         if not self._outputs:

@@ -1,7 +1,7 @@
 """Describes how vLLM's connector moves KV pages to another instance, as data in ``EngineOutput.transfer``.
 
 The instance that computes a prompt asks its vLLM to keep the pages for another one. vLLM's last output then has a
-dictionary, ``kv_transfer_params``, with which the other vLLM fetches the pages. The pages are kept for a lease, which
+dictionary, ``kv_transfer_params``, that the other vLLM needs to fetch the pages. The pages are kept for a lease, which
 the other vLLM prolongs once it has the request. Pages whose lease has ended must not be read: they may belong to
 another prompt by then, and nothing would show it. So the transfer includes the time when the lease ends, which is
 compared with a margin for clock differences.

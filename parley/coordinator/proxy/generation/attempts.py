@@ -152,7 +152,7 @@ class RequestRunner:
                     pass
             return True
         except TimeoutError:
-            if self._merge.answered:  # in the same turn of the event loop
+            if self._merge.answered:  # in the same iteration of the event loop
                 return True
             if self._outside_error is not None:
                 raise self._outside_error from None

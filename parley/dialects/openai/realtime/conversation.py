@@ -1,4 +1,4 @@
-"""The conversation of a session: its items, kept as records of the connection, and what a model reads of them."""
+"""The conversation of a session: its items, kept as records of the connection, and the prompt that they form."""
 
 from __future__ import annotations
 

@@ -133,7 +133,8 @@ class RealtimeSession(SocketSession):
         return write_error(error, request.event_id)
 
     def refuse_lane(self, request: SocketRequest) -> bytes:
-        """Return the event that refuses a request for want of lanes, of which each kind of request has one."""
+        """Return the event that refuses a request because all lanes are in use. Each kind of request has one lane
+        here."""
         raise AssertionError("there is a lane for each kind of request")
 
     def render_expiry(self, lane: str) -> bytes:

@@ -14,7 +14,7 @@ from parley.dialects.sse import DATA_START, STREAM_END, split_events
 
 @dataclass(frozen=True, slots=True)
 class TranscriptPart:
-    """A part of a transcript. ``done``: the last one, with the ``usage``; ``error``: what ended it instead."""
+    """A part of a transcript. ``done``: the last one, with the ``usage``; ``error``: ended the transcript instead."""
 
     delta: str = ""
     logprobs: list[Any] | None = None

@@ -37,8 +37,8 @@ def read_pooling_request(body: bytes, context: RequestContext) -> PoolingReply |
 
 
 def check_removed(body: Fields) -> None:
-    """Refuse what the original once had: the older name of ``use_activation``, and older tasks; and what it has and
-    this server lacks. Raises Invalid, Unsupported."""
+    """Refuse members and tasks that the original has removed, and those that this server lacks. Raises Invalid,
+    Unsupported."""
     if "normalize" in body.member_names:
         raise parameter_error("Parameter `normalize` was removed; use `use_activation` instead.", "normalize")
     if body.has_value("late_chunking_params"):

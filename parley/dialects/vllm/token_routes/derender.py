@@ -142,7 +142,7 @@ def read_response_id(response: Fields, context: RequestContext) -> str:
 
 
 def _read_transfer(response: Fields) -> dict[str, Any] | None:
-    """Return what another server needs to fetch the pages of the prompt, as it is."""
+    """Return the data that another server needs to fetch the pages of the prompt, unchanged."""
     return response.free_object("kv_transfer_params") if response.has_value("kv_transfer_params") else None
 
 
@@ -244,7 +244,7 @@ def _read_logprob(entry: Fields) -> float:
 
 
 def listed_alternatives(outputs: Sequence[EngineOutput]) -> int | None:
-    """Return the most tokens that are listed beside one; None if there are no scores."""
+    """Return the largest number of alternatives that a token has; None if there are no scores."""
     scores = [score for output in outputs for score in output.scores or ()]
     return max(len(score.top_ids) for score in scores) if scores else None
 

@@ -256,7 +256,7 @@ def _join_member(name: str, earlier: Any, value: Any) -> Any:
 
 
 def _merge_texts(choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one choice for the frames of a plain prompt's choice, of which at most the last ones have ends."""
+    """Return one choice with the texts of a plain prompt's frames. Only the last frames may have a finish reason."""
     merged: dict[str, Any] = {"index": 0, "text": "", "logprobs": None, "finish_reason": None, "stop_reason": None}
     for choice in choices:
         merged["text"] += choice["text"]
