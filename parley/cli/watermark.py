@@ -35,7 +35,7 @@ def run_command(config: ResolvedOptions) -> int:
     try:
         tokenizer = Tokenizer.from_folder(hub.resolve_model(config["model"]))
         data = Path(config["file"]).read_bytes() if config["file"] else sys.stdin.buffer.read()
-        ids = tokenizer.encode(data.decode("utf-8"), special=False)
+        ids = tokenizer.encode(data.decode("utf-8"), add_special_tokens=False)
     except (hub.ModelMissing, BadTokenizer) as error:
         raise ConfigError(str(error)) from None
     except OSError as error:

@@ -201,21 +201,21 @@ class TextPipeline:
         if prompt.max_tokens is not None:
             prompt = msgspec.structs.replace(prompt, text=self._limit_text(prompt))
         if prompt.suffix:
-            return PreparedPrompt(encode(self.tokenizer, self._write_gap(prompt), prompt.special))
+            return PreparedPrompt(encode(self.tokenizer, self._write_gap(prompt), prompt.add_special_tokens))
         if pooling is not None and pooling.task not in ("classify", "token_classify"):
             prompt = self.apply_embedding_prompt(prompt, pooling)
-        if prompt.turn and self.template:
+        if prompt.as_user_turn and self.template:
             rendered = self.render_chat(_as_user_turn(prompt), media)
             ids, media = encode(rendered.encoder, rendered.encodable, False), rendered.media
         else:
             text, media = insert_replacements(prompt.text, prompt.media, media, self.media_marks)
-            ids = encode(self.tokenizer, text, prompt.special and not has_own_bos(media))
+            ids = encode(self.tokenizer, text, prompt.add_special_tokens and not has_own_bos(media))
         return PreparedPrompt(ids, media=self._place_media(ids, media))
 
     def _encode_parts(self, prompt: JoinedPrompt, encode: EncodeText) -> list[int]:
         """Return the tokens of all parts, one after the other."""
         pieces = (
-            part.ids if isinstance(part, TokensPrompt) else encode(self.tokenizer, part.text, part.special)
+            part.ids if isinstance(part, TokensPrompt) else encode(self.tokenizer, part.text, part.add_special_tokens)
             for part in prompt.parts
         )
         return [token_id for piece in pieces for token_id in piece]
@@ -253,7 +253,7 @@ class TextPipeline:
             # vLLM's form: the prompt that stands before a text is the system message of a conversation
             prompt = msgspec.structs.replace(prompt, messages=[Message("system", instruction), *prompt.messages])
         rendered = self.render_chat(prompt, media)
-        special = prompt.special and not has_own_bos(rendered.media)
+        special = prompt.add_special_tokens and not has_own_bos(rendered.media)
         ids = prompt.preceding_ids + encode(rendered.encoder, rendered.encodable, special)
         if pooling is not None:
             return PreparedPrompt(ids, media=self._place_media(ids, rendered.media))
@@ -292,7 +292,7 @@ class TextPipeline:
     ) -> PreparedPrompt:
         """Encode two texts as the model reads them together. Special tokens count towards ``max_tokens``."""
         first, second = (encode(self._limit_text(text), False) for text in (pair.first, pair.second))
-        frame = self.pair_frames[pair.first.special]
+        frame = self.pair_frames[pair.first.add_special_tokens]
         if max_tokens is not None:
             first, second = text_pair.cut_pair(first, second, max(0, max_tokens - frame.size), kept_side)
         ids, second_text_start = frame.join_texts(first, second)
@@ -303,7 +303,7 @@ class TextPipeline:
         first, second = self._limit_text(pair.first), self._limit_text(pair.second)
         ids = self._encode_rendered_pair(first, second, encode)
         if max_tokens is not None and len(ids) > max_tokens:
-            kept_count = len(self.tokenizer.encode(second, special=False)) - (len(ids) - max_tokens)
+            kept_count = len(self.tokenizer.encode(second, add_special_tokens=False)) - (len(ids) - max_tokens)
             second = self._first_tokens(second, kept_count) if kept_count > 0 else ""
             ids = self._encode_rendered_pair(first, second, encode)[-max_tokens:]
         return PreparedPrompt(ids)
@@ -377,7 +377,7 @@ class TextPipeline:
     def _first_tokens(self, text: str, count: int) -> str:
         """Return the start of a text that has at most ``count`` tokens."""
         while True:
-            _, spans = self.tokenizer.encode_with_offsets(text, special=False, stop_after=count)
+            _, spans = self.tokenizer.encode_with_offsets(text, add_special_tokens=False, stop_after=count)
             if len(spans) <= count:
                 return text
             # The shorter text may be divided into more tokens, so it is read again.
@@ -385,7 +385,9 @@ class TextPipeline:
 
     def prepare_prediction(self, text: str, limit: int) -> PredictedTokens | None:
         """Encode a predicted output, at most ``limit`` tokens of it. None for an empty text."""
-        return PredictedTokens(self.tokenizer.encode(text, special=False, stop_after=limit)[:limit]) if text else None
+        if not text:
+            return None
+        return PredictedTokens(self.tokenizer.encode(text, add_special_tokens=False, stop_after=limit)[:limit])
 
     def render_chat(self, chat: ChatPrompt, media: Sequence[ProcessedMedia] = ()) -> RenderedChat:
         """Render a conversation as the model reads it. ``media``: its items, in order. Raises BadRequest."""
@@ -445,7 +447,7 @@ class TextPipeline:
         for word in words:
             text = word.lstrip()
             for spelling in (text, f" {text}"):
-                ids = self.tokenizer.encode(spelling, special=False)
+                ids = self.tokenizer.encode(spelling, add_special_tokens=False)
                 if ids and ids not in spellings[-1:]:
                     spellings.append(ids)
         return spellings
@@ -455,7 +457,9 @@ class TextPipeline:
         reasoning_marks = prepared.markup.reasoning_marks
         if reasoning_marks is None:
             return None
-        close, bare = (self.tokenizer.encode(f"{line}{reasoning_marks[1]}\n\n", special=False) for line in ("\n", ""))
+        close, bare = (
+            self.tokenizer.encode(f"{line}{reasoning_marks[1]}\n\n", add_special_tokens=False) for line in ("\n", "")
+        )
         line = len(close) - len(bare)  # tokens of the line break before the mark; they count as reasoning
         if line > budget:
             return ReasoningLimit(*reasoning_marks, prepared.starts_in_reasoning, budget, bare)
@@ -506,7 +510,7 @@ class TextPipeline:
         else:
             text, media = insert_replacements(prompt.text, prompt.media, media, self.media_marks)
             encodable = text
-        special = prompt.special and not has_own_bos(media)
+        special = prompt.add_special_tokens and not has_own_bos(media)
         if with_spans:
             ids, spans = encoder.encode_with_offsets(encodable, special, max_tokens)
         else:

@@ -11,16 +11,16 @@ from parley.types.media import PlacedMedia
 
 
 class TextPrompt(msgspec.Struct, frozen=True):
-    """A plain prompt. ``special``: the tokenizer adds its own special tokens (such as a leading BOS).
+    """A plain prompt. ``add_special_tokens``: the tokenizer adds its own special tokens (such as a leading BOS).
 
-    ``turn``: wrap the text as a user turn in the model's chat template, if it has one. ``max_tokens``: keep only the
-    text's first tokens, at most this many; special tokens around it do not count. ``media``: items within the text.
-    ``suffix``: the text that follows the missing middle, for models that have marks for that.
+    ``as_user_turn``: wrap the text as a user turn in the model's chat template, if it has one. ``max_tokens``: keep
+    only the text's first tokens, at most this many; special tokens around it do not count. ``media``: items within the
+    text. ``suffix``: the text that follows the missing middle, for models that have marks for that.
     """
 
     text: str
-    special: bool = True
-    turn: bool = False
+    add_special_tokens: bool = True
+    as_user_turn: bool = False
     max_tokens: int | None = None
     media: list[PlacedMedia] = []
     suffix: str = ""
@@ -61,18 +61,17 @@ class ChatPrompt(msgspec.Struct, frozen=True):
     """A conversation, which the model's chat template turns into text.
 
     ``tools``: the tools that the model may see, in OpenAI's form. If a tool's function is ``strict``, its arguments
-    must follow its ``parameters``.
-    ``tool_choice``: whether the answer may ("auto"), must not ("none") or must ("required") call a tool. With
-    "required" the answer consists of calls only, all to ``forced_tool`` if that is set.
+    must follow its ``parameters``. ``tool_choice``: whether the answer may ("auto"), must not ("none") or must
+    ("required") call a tool. With "required" the answer consists of calls only, all to ``forced_tool`` if that is set.
     ``allowed_tools``: names of the tools that may be called; empty: all. ``parallel_calls``: several calls are allowed.
     ``schema_fields``: the body's members with the tools' schemas, by the names of the tools, for errors about them.
     ``thinking`` switches reasoning on or off, and ``reasoning_effort`` sets its amount ("none" to "max"); None is the
-    model's default. ``options``: extra variables for the template; they override all of the above.
-    ``continue_final``: leave the last turn open so that the model continues it. ``special``: add the special tokens
-    that the model expects around plain text, besides those in its template. ``preceding_ids``: tokens before the
-    conversation's own, such as those of an earlier one that it continues. ``rendered``: the content of the only
-    message is the whole conversation, as the model reads it; the chat template is not used. ``rendered_ids``: the
-    tokens of the conversation from a server that has rendered it; the messages are not rendered again.
+    model's default. ``options``: extra variables for the template; they override all of the above. ``continue_final``:
+    leave the last turn open so that the model continues it. ``add_special_tokens``: add the special tokens that the
+    model expects around plain text, besides those in its template. ``preceding_ids``: tokens before the conversation's
+    own, such as those of an earlier one that it continues. ``rendered``: the content of the only message is the whole
+    conversation, as the model reads it; the chat template is not used. ``rendered_ids``: the tokens of the conversation
+    from a server that has rendered it; the messages are not rendered again.
     """
 
     messages: list[Message]
@@ -87,14 +86,15 @@ class ChatPrompt(msgspec.Struct, frozen=True):
     options: dict[str, Any] = {}
     add_generation_prompt: bool = True
     continue_final: bool = False
-    special: bool = False
+    add_special_tokens: bool = False
     preceding_ids: list[int] = []
     rendered: bool = False
     rendered_ids: list[int] = []
 
 
 class TextPair(msgspec.Struct, frozen=True):
-    """Two texts that a model reads together, such as a question and a document. The first one's ``special`` counts."""
+    """Two texts that a model reads together, such as a question and a document. The first one's ``add_special_tokens``
+    counts."""
 
     first: TextPrompt
     second: TextPrompt

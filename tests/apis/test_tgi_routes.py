@@ -410,7 +410,7 @@ async def read_all(call):
 async def test_tgi_chat_completion_matches_its_stream(server):
     answer = await server.post("/tgi/v1/chat/completions", HELLO_CHAT | {"model": "tgi", "max_tokens": 200})
     prompt = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"  # the scripted model repeats its prompt
-    ids = server.model.text_pipeline.tokenizer.encode(prompt, special=False)
+    ids = server.model.text_pipeline.tokenizer.encode(prompt, add_special_tokens=False)
     whole = answer.json
     assert list(whole) == ["object", "id", "created", "model", "system_fingerprint", "choices", "usage"]
     assert (whole["id"], whole["model"]) == ("", "tiny")

@@ -72,7 +72,9 @@ def test_ids_are_those_of_transformers(kind, tmp_path):
     texts = [*json.loads(gzip.decompress(RECORDED.read_bytes()))["texts"][::9], "a <mask> b</s>  <|endoftext|>c", ""]
     for text in texts:
         assert tokenizer.encode(text) == expected(text)["input_ids"], text
-        assert tokenizer.encode(text, special=False) == expected(text, add_special_tokens=False)["input_ids"], text
+        assert (
+            tokenizer.encode(text, add_special_tokens=False) == expected(text, add_special_tokens=False)["input_ids"]
+        ), text
     pair = tokenizer.backend.encode("one", "two")
     assert pair.ids == expected("one", "two")["input_ids"]
 
@@ -81,14 +83,14 @@ def test_opt_begins_texts_with_its_token(tmp_path):
     config = {"add_bos_token": True, "bos_token": {"content": "</s>", "normalized": True}, "eos_token": "</s>"}
     tokenizer = load(write_folder(tmp_path / "m", config={"model_type": "opt"}, tokenizer_config=config))
     end = tokenizer.find_token("</s>")
-    assert tokenizer.encode("a") == [end, *tokenizer.encode("a", special=False)]
+    assert tokenizer.encode("a") == [end, *tokenizer.encode("a", add_special_tokens=False)]
     assert tokenizer.eos_ids == {end}
 
 
 def test_added_tokens_stay_whole(tmp_path):
     count = len(byte_level_files()[0])
     tokenizer = load(write_folder(tmp_path / "m", added_tokens={"<|tool|>": count}))
-    assert tokenizer.encode("a<|tool|>a", special=False)[1] == count
+    assert tokenizer.encode("a<|tool|>a", add_special_tokens=False)[1] == count
 
 
 @pytest.mark.parametrize(

@@ -283,7 +283,7 @@ def test_first_chat_safety_mode_is_a_variable_of_the_template():
 
 
 def test_first_chat_raw_prompt_is_no_conversation():
-    assert read_first(raw_prompting=True).request.prompts == [TextPrompt("Hello", special=True)]
+    assert read_first(raw_prompting=True).request.prompts == [TextPrompt("Hello", add_special_tokens=True)]
 
 
 # -- refusals

@@ -403,7 +403,7 @@ def test_databricks_refuses_body_that_is_not_a_json_object(task, body):
 
 def test_databricks_reads_completion_prompts():
     assert complete(prompt=["a", "b"], use_raw_prompt=True).request.prompts == [TextPrompt("a"), TextPrompt("b")]
-    assert complete().request.prompts == [TextPrompt("Hi", turn=True)]
+    assert complete().request.prompts == [TextPrompt("Hi", as_user_turn=True)]
     assert complete().request.output_options == OutputOptions(ids=True, unparsed=True)
     assert complete(max_tokens=3).request.stop_conditions == StopConditions(max_tokens=3)
     assert complete(max_tokens=3, error_behavior="truncate").request.stop_conditions == StopConditions(
@@ -419,7 +419,7 @@ def test_databricks_invocations_choose_task_by_body():
     """/invocations has one path for chat, completions and embeddings; null members do not count."""
     for body, kind, prompt in (
         ({"messages": MESSAGES}, chat.DatabricksChatReply, ChatPrompt([Message("user", "Hi")])),
-        ({"prompt": "Hi"}, completions.DatabricksCompletionReply, TextPrompt("Hi", turn=True)),
+        ({"prompt": "Hi"}, completions.DatabricksCompletionReply, TextPrompt("Hi", as_user_turn=True)),
         ({"input": ["Hi"]}, embeddings.DatabricksEmbeddingReply, TextPrompt("Hi")),
         ({"prompt": None, "messages": MESSAGES}, chat.DatabricksChatReply, ChatPrompt([Message("user", "Hi")])),
     ):

@@ -189,4 +189,4 @@ def test_mindie_media_of_the_documents_are_read_letter_by_letter():
     (body,) = [example["body"] for example in examples if example.get("name") == "multimodal"]
     prompt = tgi.read_mindie_any(STRICT, body.encode(), CONTEXT).request.prompts[0]
     media = [PlacedMedia(24, Media("image", MediaPath("/xxxx/test.png"), "inputs[1].image_url"))]
-    assert prompt == TextPrompt("My name is Olivier and I", turn=True, media=media)
+    assert prompt == TextPrompt("My name is Olivier and I", as_user_turn=True, media=media)

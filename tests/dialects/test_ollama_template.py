@@ -213,7 +213,7 @@ def read(rules: OllamaRules = LENIENT_OLLAMA_RULES, context: RequestContext = CO
 
 def test_ollama_generate_renders_by_the_clients_template():
     (prompt,) = read(template="{{ .System }}>{{ .Prompt }}", system="S").request.prompts
-    assert prompt == ChatPrompt([Message("user", "S>Hi")], thinking=True, rendered=True, special=True)
+    assert prompt == ChatPrompt([Message("user", "S>Hi")], thinking=True, rendered=True, add_special_tokens=True)
     (prompt,) = read(template=MESSAGES, think=False, images=["aGk="]).request.prompts
     assert prompt.messages == [Message("user", "<user>Hi<assistant>", media=[placed_at(6, image("images[0]"))])]
     assert prompt.thinking is False

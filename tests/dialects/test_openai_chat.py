@@ -57,7 +57,7 @@ def test_openai_chat_members_reach_the_request():
         logprobs=True, top_logprobs=3, stream=True, stream_options={"include_usage": True}, n=2,
         skip_special_tokens=False, cache_salt="tenant", add_special_tokens=True,
     ).request  # fmt: skip
-    assert request.prompts[0].special and not read_chat().request.prompts[0].special
+    assert request.prompts[0].add_special_tokens and not read_chat().request.prompts[0].add_special_tokens
     sampling, stop, want = request.sampling, request.stop_conditions, request.output_options
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 40, 0.1)
     assert (sampling.seed, sampling.typical_p, sampling.repetition_penalty) == (2**64 - 1, 0.7, 1.1)

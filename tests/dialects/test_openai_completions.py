@@ -79,7 +79,7 @@ def test_openai_completions_error_names_wrong_prompt(prompt, field):
 
 
 def test_openai_completions_can_omit_special_tokens():
-    assert read_completion("a", add_special_tokens=False).request.prompts == [TextPrompt("a", special=False)]
+    assert read_completion("a", add_special_tokens=False).request.prompts == [TextPrompt("a", add_special_tokens=False)]
 
 
 def test_openai_completions_defaults_to_16_tokens():
@@ -382,7 +382,9 @@ def test_openai_completions_writes_token_ids_and_prompt_logprobs():
 def test_tokenize_reads_text_and_chat():
     request = tokens.read_tokenize(b'{"model":"m","prompt":"Hi","return_token_strs":true}')
     assert (request.model, request.prompt, request.with_pieces) == ("m", TextPrompt("Hi"), True)
-    assert tokens.read_tokenize(b'{"prompt":"","add_special_tokens":false}').prompt == TextPrompt("", special=False)
+    assert tokens.read_tokenize(b'{"prompt":"","add_special_tokens":false}').prompt == TextPrompt(
+        "", add_special_tokens=False
+    )
     assert isinstance(tokens.read_tokenize(b'{"messages":[{"role":"user","content":"Hi"}]}').prompt, ChatPrompt)
     for wrong in (b"{}", b'{"prompt":5}', b'{"messages":[]}'):
         with pytest.raises(BadRequest):

@@ -120,7 +120,7 @@ def test_openai_embeddings_members_reach_the_request():
     assert read(padding="do_not_pad").request == read().request and read(priority=3).request.priority == 3
     assert read(prompt_name="query").request.pooling == PoolingOptions(prompt="query")
     assert read(use_activation=True).request.pooling == PoolingOptions(normalize=True)
-    assert read(add_special_tokens=False).request.prompts == [TextPrompt("Hi", special=False)]
+    assert read(add_special_tokens=False).request.prompts == [TextPrompt("Hi", add_special_tokens=False)]
     (chat,) = read(None, messages=[{"role": "user", "content": "a"}]).request.prompts
     assert isinstance(chat, ChatPrompt) and not chat.add_generation_prompt
 

@@ -150,7 +150,7 @@ def test_text_between_structural_tags_follows_its_schema():
         ),
     )
     # A random model would hardly ever write the trigger.
-    trigger_bias = dict.fromkeys(runner_and_language()[1].tokenizer.encode("<f", special=False), 30.0)
+    trigger_bias = dict.fromkeys(runner_and_language()[1].tokenizer.encode("<f", add_special_tokens=False), 30.0)
     tag_count = 0
     for answer in serve_all(
         make_request(grammar=grammar, n=8, max_tokens=60, sampling=SamplingOptions(logit_bias=trigger_bias))
@@ -349,7 +349,7 @@ def test_draft_tokens_do_not_change_grammar_outputs(monkeypatch):
         "parley.core.speculative.speculation.DecodeCosts.best_draft_count", lambda self, rows, chances: len(chances)
     )
     requests = mixed_requests()
-    closing_ids = runner_and_language()[1].tokenizer.encode("</think>", special=False)
+    closing_ids = runner_and_language()[1].tokenizer.encode("</think>", add_special_tokens=False)
     for budget in (0, 5):
         thinking = ReasoningLimit("<think>", "</think>", True, budget, closing_ids)
         requests.append(
@@ -449,7 +449,7 @@ def test_invalid_grammar_ends_only_its_own_choice():
 def test_thinking_budget_ends_reasoning(budget, inside, form):
     language = runner_and_language()[1]
     tokenizer = language.tokenizer
-    closing_ids = tokenizer.encode("\n</think>\n\n", special=False)
+    closing_ids = tokenizer.encode("\n</think>\n\n", add_special_tokens=False)
     thinking = ReasoningLimit("<think>", "</think>", inside, budget, closing_ids)
     request = make_request(
         grammar=form, n=4, seed=1, max_tokens=90, reasoning_limit=thinking, sampling=SamplingOptions(temperature=1.5)
@@ -460,11 +460,12 @@ def test_thinking_budget_ends_reasoning(budget, inside, form):
             request.grammar, ("<think>", "</think>"), inside
         )
     if not inside:  # a random model would hardly ever write the opening mark
-        request.token_ids += tokenizer.encode("<", special=False)
+        request.token_ids += tokenizer.encode("<", add_special_tokens=False)
         request.sampling = SamplingOptions(
             temperature=1.0,
             logit_bias={
-                token_id: 30.0 - index for index, token_id in enumerate(tokenizer.encode("<think>", special=False))
+                token_id: 30.0 - index
+                for index, token_id in enumerate(tokenizer.encode("<think>", add_special_tokens=False))
             },
         )
     limits = set()
@@ -482,7 +483,7 @@ def test_thinking_budget_ends_reasoning(budget, inside, form):
         if form is not None:
             tail = text.split("</think>", 1)[1]
             assert json.loads(tail) == [1] or answer.finish == "length"
-    opening = 0 if inside else len(tokenizer.encode("<think>", special=False)) + 2
+    opening = 0 if inside else len(tokenizer.encode("<think>", add_special_tokens=False)) + 2
     assert all(limit <= opening + budget + 3 + len(closing_ids) for limit in limits)
     assert limits or not inside
     for key, answer in serve_all(request, make_request("other"), step=9, cache=False).items():

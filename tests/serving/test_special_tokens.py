@@ -143,7 +143,7 @@ async def test_chat_tokenize_shows_the_text_as_it_was_sent(serve, prefix):
 async def test_conversations_to_embed_stay_text(serve):
     server = await serve()
     harmless, attacked = [(await server.post("/vllm/v1/embeddings", chat_body(text))).json for text in ("Hi", ATTACK)]
-    added_tokens = len(server.model.text_pipeline.tokenizer.encode(ATTACK.strip(), special=False))
+    added_tokens = len(server.model.text_pipeline.tokenizer.encode(ATTACK.strip(), add_special_tokens=False))
     assert attacked["usage"]["prompt_tokens"] - harmless["usage"]["prompt_tokens"] > added_tokens
 
 

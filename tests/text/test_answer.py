@@ -60,7 +60,7 @@ def allows(language: TextPipeline):
             return True
         matcher = LLMatcher(vocabulary, grammar)
         assert not matcher.is_error(), matcher.get_error()
-        ids = language.tokenizer.encode(text, special=False)
+        ids = language.tokenizer.encode(text, add_special_tokens=False)
         return matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
 
     return allowed
@@ -249,7 +249,7 @@ def answer_events(language: TextPipeline, chat: ChatPrompt, text: str):
     """Yield the events of an answer with this text, fed one token at a time."""
     prepared = language.prepare_prompt(chat)
     choice = AnswerChoice(Request(id="r", model="m", prompts=[chat]), 0, language.tokenizer, prepared)
-    ids = language.tokenizer.encode(text, special=False)
+    ids = language.tokenizer.encode(text, add_special_tokens=False)
     for number, token_id in enumerate(ids):
         yield from choice.push_output(
             EngineOutput("r", 0, [token_id], finish_reason="stop" if number == len(ids) - 1 else None)
@@ -268,7 +268,7 @@ def test_answer_ends_after_first_call_without_parallel_calls(language, behind):
     assert json.loads("".join(delta.tool_call.arguments for delta in deltas if delta.tool_call)) == {"city": "Rome"}
     done = all_events[-1]
     assert isinstance(done, ChoiceDone) and done.reason == "tool"
-    assert done.usage.completion_tokens <= len(language.tokenizer.encode(f"Well.\n{ROME}", special=False))
+    assert done.usage.completion_tokens <= len(language.tokenizer.encode(f"Well.\n{ROME}", add_special_tokens=False))
 
 
 @pytest.mark.parametrize("kind", ["string", "thing", ["object", "null"], ["null"], None, 3])

@@ -109,7 +109,7 @@ def feed_choice(
 
 
 def encode_plain(text: str, tokenizer: Tokenizer | None = None) -> list[int]:
-    return (tokenizer or byte_level()).encode(text, special=False)
+    return (tokenizer or byte_level()).encode(text, add_special_tokens=False)
 
 
 FRAGMENTS = [
@@ -339,7 +339,7 @@ def test_scored_event_pairs_prompt_tokens_with_scores() -> None:
 
 def test_token_keeps_its_cost_when_its_text_is_delayed():
     tokenizer = byte_level()
-    ids = tokenizer.encode("a é b", special=False)
+    ids = tokenizer.encode("a é b", add_special_tokens=False)
     costs = [TokenCost(number, number / 10, 0.5) for number in range(len(ids))]
     choice = AnswerChoice(
         Request(id="r", model="m", prompts=[CHAT], output_options=OutputOptions(token_costs=True)),

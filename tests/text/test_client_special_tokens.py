@@ -258,7 +258,7 @@ def test_model_that_knows_special_tokens_cannot_write_them(make: Callable[[], To
         "{{ messages[0].content }} {{ sep_token or eos_token }}", tokenizer
     )
     for special in (False, True):
-        chat, harmless = (ChatPrompt([Message("user", content)], special=special) for content in (text, "a"))
+        chat, harmless = (ChatPrompt([Message("user", content)], add_special_tokens=special) for content in (text, "a"))
         allowed = special_ids(tokenizer, trusting_pipeline.prepare_prompt(harmless).token_ids)
         assert allowed and special_ids(tokenizer, escaping_pipeline.prepare_prompt(chat).token_ids) == allowed
         assert (
@@ -340,9 +340,9 @@ def test_no_place_of_a_conversation_makes_special_tokens(place: str, source: str
 
 def test_text_that_becomes_a_user_turn_is_text() -> None:
     escaping_pipeline, trusting_pipeline = make_pipelines(CHATML)
-    prepared = escaping_pipeline.prepare_prompt(TextPrompt(ATTACK, turn=True))
+    prepared = escaping_pipeline.prepare_prompt(TextPrompt(ATTACK, as_user_turn=True))
     assert prepared.token_ids == escaping_pipeline.prepare_prompt(ChatPrompt([Message("user", ATTACK)])).token_ids
-    assert prepared.token_ids != trusting_pipeline.prepare_prompt(TextPrompt(ATTACK, turn=True)).token_ids
+    assert prepared.token_ids != trusting_pipeline.prepare_prompt(TextPrompt(ATTACK, as_user_turn=True)).token_ids
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)

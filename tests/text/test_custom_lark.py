@@ -62,7 +62,7 @@ def accepts(definition: str, text: str, *, in_json: bool) -> bool:
     matcher = LLMatcher(vocabulary, write_once(definition, end, in_json=in_json))
     assert not matcher.is_error(), matcher.get_error()
     written = (json.dumps(text, ensure_ascii=False)[1:-1] if in_json else text) + end
-    return matcher.consume_tokens(tokenizer.encode(written, special=False)) and matcher.is_accepting()
+    return matcher.consume_tokens(tokenizer.encode(written, add_special_tokens=False)) and matcher.is_accepting()
 
 
 @pytest.mark.parametrize("in_json", [True, False])

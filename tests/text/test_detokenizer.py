@@ -58,7 +58,7 @@ def test_decode_agrees_with_tokenizers_library(kind: str, output: list[int], ski
 @settings(max_examples=100, deadline=None)
 def test_byte_fallback_decodes_valid_bytes_like_library(output: list[int], text: str, skip: bool) -> None:
     tokenizer = byte_fallback()
-    output = output + tokenizer.encode(text, special=False)
+    output = output + tokenizer.encode(text, add_special_tokens=False)
     assert tokenizer.decode(output, skip) == tokenizer.backend.decode(output, skip_special_tokens=skip)
 
 
@@ -68,7 +68,7 @@ def test_byte_fallback_decodes_valid_bytes_like_library(output: list[int], text:
 def test_characters_arrive_whole_and_without_delay(kind: str, text: str) -> None:
     tokenizer = TOKENIZERS[kind]()
     prompt = tokenizer.encode("x")
-    output = tokenizer.encode("y" + text, special=False)
+    output = tokenizer.encode("y" + text, add_special_tokens=False)
     text = tokenizer.decode(output, skip_special=False)
     detokenizer = Detokenizer(tokenizer, prompt, skip_special=False)
     seen = ""
@@ -111,9 +111,9 @@ def test_character_split_between_prompt_and_output_is_joined() -> None:
 
 def test_leading_space_depends_on_preceding_token() -> None:
     tokenizer = byte_fallback()
-    capital = tokenizer.encode("capital", special=False)
+    capital = tokenizer.encode("capital", add_special_tokens=False)
     assert (tokenizer.token_str(capital[0]) or "").startswith("▁")
-    hidden = tokenizer.encode("<s>", special=False)[-1:]
+    hidden = tokenizer.encode("<s>", add_special_tokens=False)[-1:]
     assert Detokenizer(tokenizer, []).decode_tokens(capital) == "capital"
     assert Detokenizer(tokenizer, hidden).decode_tokens(capital) == "capital"
     assert Detokenizer(tokenizer, hidden, skip_special=False).decode_tokens(capital) == " capital"
@@ -122,7 +122,7 @@ def test_leading_space_depends_on_preceding_token() -> None:
 
 def test_special_tokens_are_hidden_unless_kept() -> None:
     tokenizer = byte_level()
-    output = tokenizer.encode("a<|im_end|><s>b", special=False)
+    output = tokenizer.encode("a<|im_end|><s>b", add_special_tokens=False)
     kept_id = tokenizer.backend.token_to_id("<s>")
     assert kept_id is not None
     assert Detokenizer(tokenizer).decode_tokens(output) == "ab"
@@ -148,6 +148,6 @@ def test_context_dependent_tokens_stream_to_decoded_text(output: list[int], size
 @pytest.mark.parametrize("kind", list(TOKENIZERS))
 def test_unknown_token_ids_decode_to_nothing(kind: str) -> None:
     tokenizer = TOKENIZERS[kind]()
-    word = tokenizer.encode("capital", special=False)
+    word = tokenizer.encode("capital", add_special_tokens=False)
     assert tokenizer.decode([100000, *word, -1, 2**40]) == tokenizer.decode(word)
     assert "".join(stream_pieces(tokenizer, [], [100000, *word, -1, 2**40], [1])) == tokenizer.decode(word)

@@ -532,7 +532,7 @@ def test_family_marks_may_be_special_tokens(name: str, text: str, content: str, 
     choice = AnswerChoice(
         Request(id="r", model="m", prompts=[]), 0, marked_tokenizer(), PreparedPrompt([], family(name), False, TOOLS)
     )
-    ids = marked_tokenizer().encode(text, special=False)
+    ids = marked_tokenizer().encode(text, add_special_tokens=False)
     events = [event for token_id in ids for event in choice.push_output(EngineOutput("r", 0, [token_id]))]
     events += choice.push_output(EngineOutput("r", 0, [], finish_reason="stop"))
     parsed_calls: list[tuple[str, str]] = []

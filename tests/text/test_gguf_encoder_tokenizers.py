@@ -202,7 +202,7 @@ def test_unigram_without_rules_replaces_nothing(tmp_path):
     metadata = unigram_metadata(original)
     del metadata["tokenizer.ggml.precompiled_charsmap"]
     converted = load(metadata, tmp_path)
-    assert converted.encode("ﬁ") == [0, *converted.encode("ﬁ", special=False), 2] != original.encode("ﬁ").ids
+    assert converted.encode("ﬁ") == [0, *converted.encode("ﬁ", add_special_tokens=False), 2] != original.encode("ﬁ").ids
 
 
 def broken_charsmaps() -> dict[str, bytes]:

@@ -171,12 +171,12 @@ def test_bos_stands_after_the_pictures_of_a_prompt_that_is_read_as_a_prefix(text
     item = ProcessedMedia("image", b"cat", "<image><image>", "<image>", 2, text_edges=("<|endoftext|>", "\n"))
     prompt = TextPrompt(text, media=[placed(position)])
     token_ids = pipeline.prepare_prompt(prompt, media=[item]).token_ids
-    assert token_ids == pipeline.tokenizer.encode(expected, special=False)
+    assert token_ids == pipeline.tokenizer.encode(expected, add_special_tokens=False)
     assert pipeline.tokenize_prompt(prompt, media=[item])[:2] == (expected, token_ids)
-    whole = ChatPrompt([Message("user", text, media=[placed(position)])], rendered=True, special=True)
+    whole = ChatPrompt([Message("user", text, media=[placed(position)])], rendered=True, add_special_tokens=True)
     assert pipeline.prepare_prompt(whole, media=[item]).token_ids == pipeline.tokenize_prompt(whole, media=[item])[1]
     without = pipeline.prepare_prompt(TextPrompt("caption en")).token_ids
-    assert without == pipeline.tokenizer.encode("caption en", special=True)
+    assert without == pipeline.tokenizer.encode("caption en", add_special_tokens=True)
 
 
 def test_a_template_that_reads_no_parts_gets_marks_in_lines():

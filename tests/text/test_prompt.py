@@ -58,7 +58,7 @@ def test_text_and_token_prompts_become_token_ids() -> None:
 
 def test_limit_of_one_text_truncates_it_at_the_end() -> None:
     tokenizer, text = byte_level(), "Paris was the capital: 北京 🙂🙂 and Zürich " * 3
-    pipeline, whole = template_pipeline(), len(tokenizer.encode(text, special=False))
+    pipeline, whole = template_pipeline(), len(tokenizer.encode(text, add_special_tokens=False))
     for special in (True, False):
         marks = len(tokenizer.encode("", special))
         for limit in (*range(1, 60), whole, 10 * whole):
@@ -126,12 +126,12 @@ def test_documents_and_safety_modes_are_abilities_of_a_template_that_reads_them(
 
 def test_text_prompt_may_become_user_turn() -> None:
     pipeline = template_pipeline()
-    turn = pipeline.prepare_prompt(TextPrompt("Why?", turn=True))
+    turn = pipeline.prepare_prompt(TextPrompt("Why?", as_user_turn=True))
     assert turn.token_ids == pipeline.prepare_prompt(ChatPrompt(QUESTION)).token_ids
     assert turn.markup.all_marks == (), "its answer is text"
     tokenizer = byte_level()
     plain = TextPipeline(tokenizer, ChatTemplate({}, tokenizer.names))
-    assert plain.prepare_prompt(TextPrompt("Why?", turn=True)).token_ids == tokenizer.encode("Why?")
+    assert plain.prepare_prompt(TextPrompt("Why?", as_user_turn=True)).token_ids == tokenizer.encode("Why?")
 
 
 def test_prompt_may_open_the_reasoning_block() -> None:
@@ -145,13 +145,13 @@ def test_prompt_may_open_the_reasoning_block() -> None:
 def test_a_rendered_conversation_is_not_rendered_again_and_its_answer_is_parsed() -> None:
     tokenizer = byte_level()
     for text, opens in (("<s>Why?<think>\n", True), ("Why?", False)):
-        chat = ChatPrompt([Message("user", text)], rendered=True, special=True, preceding_ids=[7, 8])
+        chat = ChatPrompt([Message("user", text)], rendered=True, add_special_tokens=True, preceding_ids=[7, 8])
         prepared = template_pipeline().prepare_prompt(chat)
-        assert prepared.token_ids == [7, 8, *tokenizer.encode(text, special=True)]
+        assert prepared.token_ids == [7, 8, *tokenizer.encode(text, add_special_tokens=True)]
         assert prepared.markup.reasoning_marks and prepared.starts_in_reasoning is opens
     empty = TextPipeline(tokenizer, ChatTemplate({}, tokenizer.names))  # a model without a chat template
     prepared = empty.prepare_prompt(ChatPrompt([Message("user", "Hi")], rendered=True))
-    assert prepared.token_ids == tokenizer.encode("Hi", special=False)
+    assert prepared.token_ids == tokenizer.encode("Hi", add_special_tokens=False)
 
 
 ASSISTANT = "{{ messages[0].content }}<|start|>assistant"
@@ -212,7 +212,7 @@ def test_reasoning_budget_counts_tokens_before_closing_mark(budget: int) -> None
     assert limit is not None
     before, _, after = pipeline.tokenizer.decode(limit.closing_ids, skip_special=False).partition("</think>")
     assert (before.strip(), after) == ("", "\n\n")
-    assert limit.budget + len(pipeline.tokenizer.encode(before, special=False)) == budget
+    assert limit.budget + len(pipeline.tokenizer.encode(before, add_special_tokens=False)) == budget
 
 
 def encoded_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -260,7 +260,8 @@ def test_truncation_keeps_first_or_last_tokens(text: str, special: bool) -> None
         for count in (1, 2, 5, 1000):
             assert pipeline.prepare_prompt(TextPrompt(text, special), 1000, count).token_ids == ids[-count:]
             assert (
-                pipeline.prepare_prompt(TextPrompt(text, special=False), 1000, count, "head").token_ids == plain[:count]
+                pipeline.prepare_prompt(TextPrompt(text, add_special_tokens=False), 1000, count, "head").token_ids
+                == plain[:count]
             )
     assert template_pipeline().prepare_prompt(TokensPrompt([1, 2, 3]), 100, 2).token_ids == [2, 3]
     assert template_pipeline().prepare_prompt(TokensPrompt([1, 2, 3]), 100, 2, "head").token_ids == [1, 2]
@@ -279,7 +280,7 @@ def test_truncation_encodes_only_one_end_of_huge_text(monkeypatch: pytest.Monkey
     encode = pipeline.tokenizer.encode
     last, first = encode(text[-1000:])[-5:], encode(text[:1000])[:5]
     assert pipeline.prepare_prompt(TextPrompt(text), 100, 5).token_ids == last
-    assert pipeline.prepare_prompt(TextPrompt(text, special=False), 100, 5, "head").token_ids == first
+    assert pipeline.prepare_prompt(TextPrompt(text, add_special_tokens=False), 100, 5, "head").token_ids == first
     with pytest.raises(ContextLength):
         pipeline.prepare_prompt(TextPrompt(text), 100, 101)
     assert sum(sizes) <= 6 * long_text.PIECE_SIZE
@@ -349,7 +350,7 @@ def test_chat_may_request_special_tokens_around_it(tmp_path: Path) -> None:
     pipeline = TextPipeline(tokenizer, ChatTemplate({"default": "{{ messages[0].content }}"}, tokenizer.names))
     chat = ChatPrompt([Message("user", "a b")])
     assert pipeline.prepare_prompt(chat).token_ids == [3, 4]
-    assert pipeline.prepare_prompt(msgspec.structs.replace(chat, special=True)).token_ids == [0, 3, 4, 1]
+    assert pipeline.prepare_prompt(msgspec.structs.replace(chat, add_special_tokens=True)).token_ids == [0, 3, 4, 1]
 
 
 @pytest.mark.parametrize(
@@ -361,7 +362,7 @@ def test_truncated_embedding_input_keeps_special_tokens(tmp_path: Path, count: i
         pipeline.prepare_prompt(TextPrompt("a b c d e f"), 99, count, "head", pooling=PoolingOptions()).token_ids == ids
     )
     plain = pipeline.prepare_prompt(
-        TextPrompt("a b c d e f", special=False), 99, count, "head", pooling=PoolingOptions()
+        TextPrompt("a b c d e f", add_special_tokens=False), 99, count, "head", pooling=PoolingOptions()
     ).token_ids
     assert plain == [3, 4, 5, 6, 7, 8][:count]
     assert (

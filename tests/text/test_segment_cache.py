@@ -27,16 +27,20 @@ def test_segments_are_tokenized_like_the_whole_text(kind: str, data: st.DataObje
         return
     for text in data.draw(st.lists(texts, min_size=2, max_size=4)):
         for _ in range(2):
-            assert cache.encode(text) == encoder.encode(text, special=False)
+            assert cache.encode(text) == encoder.encode(text, add_special_tokens=False)
 
 
 def test_a_long_conversation_is_encoded_as_before() -> None:
     tokenizer = byte_level()
     for turns in range(1, 40):
         text = "".join(f"<|im_start|>user\nParis {n} is a city.<|im_end|>\n" for n in range(turns))
-        assert tokenizer.encode(text, special=False) == TextEncoder(tokenizer.backend).encode(text, special=False)
+        assert tokenizer.encode(text, add_special_tokens=False) == TextEncoder(tokenizer.backend).encode(
+            text, add_special_tokens=False
+        )
     half_pair = "Paris\ud83c" * 300
-    assert tokenizer.encode(half_pair, special=False) == TextEncoder(tokenizer.backend).encode(half_pair, special=False)
+    assert tokenizer.encode(half_pair, add_special_tokens=False) == TextEncoder(tokenizer.backend).encode(
+        half_pair, add_special_tokens=False
+    )
 
 
 def test_keeps_the_parts_that_were_used_last(monkeypatch: pytest.MonkeyPatch) -> None:

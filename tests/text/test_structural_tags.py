@@ -156,7 +156,7 @@ def test_structural_tag_refuses_free_text_without_end(compiler, shape):
 
 def test_structural_tag_accepts_token_by_id_or_text(compiler):
     tokenizer = tiny_tokenizers.byte_level()
-    mark, letter = tokenizer.marks["<think>"], tokenizer.encode("a", special=False)[0]
+    mark, letter = tokenizer.marks["<think>"], tokenizer.encode("a", add_special_tokens=False)[0]
     assert is_whole_answer(compiler, parse_format({"type": "token", "token": mark}), "<think>")
     assert compiler.compile_grammar(parse_format({"type": "token", "token": letter}))
     for token in ("no such token", tokenizer.vocab_size, 2**40):

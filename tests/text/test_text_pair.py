@@ -62,7 +62,7 @@ def test_pairs_are_joined_and_cut_as_by_the_library(file, templates, special):
 
 def test_texts_of_a_pair_are_limited_separately(file):
     pipeline = make_pipeline(read_backend(file, BERT_PAIR))
-    first, second = (pipeline.tokenizer.encode(text, special=False) for text in (SENTENCES[2], SENTENCES[0]))
+    first, second = (pipeline.tokenizer.encode(text, add_special_tokens=False) for text in (SENTENCES[2], SENTENCES[0]))
     pair = TextPair(TextPrompt(SENTENCES[2], max_tokens=5), TextPrompt(SENTENCES[0], max_tokens=2))
     ids = pipeline.prepare_prompt(pair, pooling=POOLING).token_ids
     assert len(ids) == 5 + 2 + 3 and ids[1:6] == first[:5] and ids[7:9] == second[:2]

@@ -153,7 +153,7 @@ def test_truncation_stored_with_tokenizer_is_ignored(tmp_path: Path) -> None:
 @settings(max_examples=100, deadline=None)
 def test_token_bytes_concatenate_to_text(kind: str, text: str) -> None:
     tokenizer = TOKENIZERS[kind]()
-    ids = tokenizer.encode(text, special=False)
+    ids = tokenizer.encode(text, add_special_tokens=False)
     joined = b"".join(map(tokenizer.token_bytes, ids)).decode()
     assert (
         joined == text if kind == "byte_level" else joined.removeprefix(" ").replace("▁", " ") == text.replace("▁", " ")
@@ -162,7 +162,7 @@ def test_token_bytes_concatenate_to_text(kind: str, text: str) -> None:
 
 def test_single_tokens_have_text_bytes_and_kind() -> None:
     tokenizer = byte_level()
-    euro = tokenizer.encode("€", special=False)
+    euro = tokenizer.encode("€", add_special_tokens=False)
     assert b"".join(map(tokenizer.token_bytes, euro)) == "€".encode()
     assert all(tokenizer.token_text(token_id) is None for token_id in euro if len(tokenizer.token_bytes(token_id)) == 1)
     end = tokenizer.backend.token_to_id("<|im_end|>")
@@ -172,8 +172,10 @@ def test_single_tokens_have_text_bytes_and_kind() -> None:
     assert think is not None and not tokenizer.is_special_token(think)
     for missing in (-1, tokenizer.vocab_size, 2**40):
         assert tokenizer.token_str(missing) is None and tokenizer.token_bytes(missing) == b""
-    assert byte_fallback().token_bytes(byte_fallback().encode("Paris", special=False)[0]).startswith(b" ")
-    pieces = [word_piece().token_text(token_id) for token_id in word_piece().encode("unbelievable", special=False)]
+    assert byte_fallback().token_bytes(byte_fallback().encode("Paris", add_special_tokens=False)[0]).startswith(b" ")
+    pieces = [
+        word_piece().token_text(token_id) for token_id in word_piece().encode("unbelievable", add_special_tokens=False)
+    ]
     assert "".join(pieces) == " unbelievable"
 
 

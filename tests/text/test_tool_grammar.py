@@ -147,7 +147,7 @@ def random_walk(marked: bool, grammar: str, seed: int, start: str = "") -> str:
     rng = random.Random(seed)
     matcher = LLMatcher(demo_vocabulary(marked), grammar)
     eos_ids = demo_tokenizer(marked).eos_ids
-    ids = demo_tokenizer(marked).encode(start, special=False)
+    ids = demo_tokenizer(marked).encode(start, add_special_tokens=False)
     assert matcher.consume_tokens(ids)
     while len(ids) < MAX_WALK_TOKENS and not matcher.is_stopped():
         allowed = matcher.compute_logit_bias()
@@ -210,7 +210,7 @@ def test_call_begun_in_free_text_parses_back(row: CallFamily, marked: bool) -> N
             jsonschema.validate(json.loads(arguments), SCHEMAS[name])
     plain = "<|channel|>final<|message|>Just text." if row.uses_channels else "Just text."
     assert LLMatcher(demo_vocabulary(marked), grammar).consume_tokens(
-        demo_tokenizer(marked).encode(plain, special=False)
+        demo_tokenizer(marked).encode(plain, add_special_tokens=False)
     )
 
 
@@ -222,7 +222,9 @@ def test_stated_argument_type_must_match_value(stated: str, fits: bool) -> None:
     grammar = build_grammar(row, True, False, True, tools=tools)
     text = f'<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="a" type="{stated}"<|sep|>1'
     assert (
-        LLMatcher(demo_vocabulary(True), grammar).consume_tokens(demo_tokenizer(True).encode(text, special=False))
+        LLMatcher(demo_vocabulary(True), grammar).consume_tokens(
+            demo_tokenizer(True).encode(text, add_special_tokens=False)
+        )
         == fits
     )
 

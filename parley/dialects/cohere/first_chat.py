@@ -174,7 +174,7 @@ def _read_prompt(
         for name in BESIDE_RAW:
             if body.raw_value(name):
                 raise body.member_error(name, "not allowed with 'raw_prompting'.")
-        return TextPrompt(body.string("message", ""), special=True), turns.history
+        return TextPrompt(body.string("message", ""), add_special_tokens=True), turns.history
     messages, template_options = conversation.place_documents(turns.messages, read_first_documents(body), context)
     template_options |= options.read_safety_mode(body, context, SAFETY_MODES)
     tools = read_first_tools(body, rules)

@@ -69,7 +69,7 @@ class DatabricksCompletionReply(Reply):
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
-            prompts=[TextPrompt(text, turn=not raw) for text in prompts],
+            prompts=[TextPrompt(text, as_user_turn=not raw) for text in prompts],
             sampling=read_openai_sampling(body),
             stop_conditions=StopConditions(
                 strings=body.strings("stop", cap=MAX_STOPS, total=MAX_STOP_CHARACTERS),

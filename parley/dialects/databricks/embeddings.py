@@ -45,7 +45,7 @@ class DatabricksEmbeddingReply(embeddings.EmbeddingReply):
         texts = [prompt for prompt in prompts if isinstance(prompt, TextPrompt)]
         if len(texts) < len(prompts):
             raise body.member_error("instruction", "can only be used with texts")
-        return [TextPrompt(prefix + text.text, text.special) for text in texts]
+        return [TextPrompt(prefix + text.text, text.add_special_tokens) for text in texts]
 
     def embedding_envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         """Return the answer's object."""

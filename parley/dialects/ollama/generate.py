@@ -173,7 +173,7 @@ def _read_templated(rules: OllamaRules, body: Fields, images: Sequence[PlacedMed
     earlier_ids = _read_context(body)
     message = Message("user", text, media=placed)
     return ChatPrompt(
-        [message], rendered=True, thinking=think.thinking, special=not earlier_ids, preceding_ids=earlier_ids
+        [message], rendered=True, thinking=think.thinking, add_special_tokens=not earlier_ids, preceding_ids=earlier_ids
     )
 
 

@@ -82,7 +82,7 @@ def read_conversation(
         options=read_template_options(body),
         add_generation_prompt=generation_prompt,
         continue_final=continue_final,
-        special=body.boolean("add_special_tokens", False),
+        add_special_tokens=body.boolean("add_special_tokens", False),
     )
     return chat, tool_members
 

@@ -258,7 +258,8 @@ class ChatTemplate:
         return "\n".join(self.sources.values())
 
     def render_conversation(self, chat: ChatPrompt, hide_tokens: HideTokens | None = None) -> str:
-        """Return the prompt's text. It includes BOS and other special tokens: encode it with ``special=False``.
+        """Return the prompt's text. It includes BOS and other special tokens: encode it with
+        ``add_special_tokens=False``.
 
         ``hide_tokens`` changes the texts of clients before the template sees them. Raises BadRequest if there is no
         template or it refuses the conversation, Invalid for a reserved option, NotBrief.

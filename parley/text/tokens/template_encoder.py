@@ -119,17 +119,17 @@ class TemplateEncoder(TextEncoder):
         """Return a text with its special tokens written as aliases, of the same length."""
         return self.special_tokens.replace_tokens(NONCHARACTERS.sub("\ufffd", text), self._alias_of)
 
-    def encode(self, text: str, special: bool = True, stop_after: int | None = None) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, stop_after: int | None = None) -> list[int]:
         """Return the token ids of a text; like ``TextEncoder.encode``."""
         if self._written_by_model:  # spans are needed to spell those out
-            return self.encode_with_offsets(text, special, stop_after)[0]
-        return self._to_real_ids(super().encode(text, special, stop_after))
+            return self.encode_with_offsets(text, add_special_tokens, stop_after)[0]
+        return self._to_real_ids(super().encode(text, add_special_tokens, stop_after))
 
     def encode_with_offsets(
-        self, text: str, special: bool = True, stop_after: int | None = None
+        self, text: str, add_special_tokens: bool = True, stop_after: int | None = None
     ) -> tuple[list[int], Spans]:
         """Return the token ids of a text and each token's character span; like ``TextEncoder.encode_with_offsets``."""
-        ids, spans = super().encode_with_offsets(text, special, stop_after)
+        ids, spans = super().encode_with_offsets(text, add_special_tokens, stop_after)
         if not self._written_by_model.isdisjoint(ids):
             ids, spans = self._spell_out(text, ids, spans)
         return self._to_real_ids(ids), spans
@@ -145,7 +145,7 @@ class TemplateEncoder(TextEncoder):
                 spelled_tokens.append((token_id, (start, end)))
                 continue
             for position in range(start, end):
-                inner_ids, _ = super().encode_with_offsets(text[position], special=False)
+                inner_ids, _ = super().encode_with_offsets(text[position], add_special_tokens=False)
                 spelled_tokens += [
                     (token_id, (position, position + 1))
                     for token_id in inner_ids

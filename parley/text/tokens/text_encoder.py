@@ -18,8 +18,9 @@ class TextEncoder:
     def __init__(self, backend: tokenizers.Tokenizer):
         self.backend = backend
 
-    def encode(self, text: str, special: bool = True, stop_after: int | None = None) -> list[int]:
-        """Return the token ids of a text. ``special`` adds the special tokens that the model expects, such as BOS.
+    def encode(self, text: str, add_special_tokens: bool = True, stop_after: int | None = None) -> list[int]:
+        """Return the token ids of a text. ``add_special_tokens`` adds the special tokens that the model expects, such
+        as BOS.
 
         Takes some seconds per million characters. Other threads run meanwhile, and a long text is abandoned if no
         caller waits for the result. With ``stop_after``, a long text may be encoded only until there are more tokens
@@ -27,24 +28,24 @@ class TextEncoder:
         cannot encode.
         """
         if len(text) > long_text.PIECE_SIZE:
-            return self._encode_long(text, special, stop_after, with_spans=False)[0]
+            return self._encode_long(text, add_special_tokens, stop_after, with_spans=False)[0]
         try:
-            return self._encode_batch(text, special)
+            return self._encode_batch(text, add_special_tokens)
         except TypeError:  # half of a surrogate pair: JSON can carry one, text cannot
-            return TextEncoder.encode(self, replace_surrogates(text), special)
+            return TextEncoder.encode(self, replace_surrogates(text), add_special_tokens)
         except BaseException as error:
             raise refuse_panic(error) from None
 
-    def _encode_batch(self, text: str, special: bool) -> list[int]:
+    def _encode_batch(self, text: str, add_special_tokens: bool) -> list[int]:
         # Only the library's batch calls release the GIL.
-        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=special)
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
 
     def _encode_long(
-        self, text: str, special: bool, stop_after: int | None, with_spans: bool
+        self, text: str, add_special_tokens: bool, stop_after: int | None, with_spans: bool
     ) -> tuple[list[int], Spans]:
         """Encode a text piece by piece, and return token ids and, if wanted, character spans."""
-        opening, closing = self.special_around if special else ([], [])
+        opening, closing = self.special_around if add_special_tokens else ([], [])
         ids, spans = list(opening), [(0, 0)] * len(opening)
         for piece, token_range in long_text.encode_pieces(self._encode_piece, text):
             ids += piece.ids[token_range]
@@ -71,18 +72,18 @@ class TextEncoder:
         return encoding.ids[: inner[0]], encoding.ids[inner[-1] + 1 :]
 
     def encode_with_offsets(
-        self, text: str, special: bool = True, stop_after: int | None = None
+        self, text: str, add_special_tokens: bool = True, stop_after: int | None = None
     ) -> tuple[list[int], Spans]:
         """Return the token ids of a text and each token's character span in it ((0, 0) for added special tokens).
 
         ``stop_after``: as in ``encode``.
         """
         if len(text) > long_text.PIECE_SIZE:
-            return self._encode_long(text, special, stop_after, with_spans=True)
+            return self._encode_long(text, add_special_tokens, stop_after, with_spans=True)
         try:
-            (encoding,) = self.backend.encode_batch([text], add_special_tokens=special)
+            (encoding,) = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
         except TypeError:
-            return self.encode_with_offsets(replace_surrogates(text), special)
+            return self.encode_with_offsets(replace_surrogates(text), add_special_tokens)
         except BaseException as error:
             raise refuse_panic(error) from None
         return encoding.ids, encoding.offsets

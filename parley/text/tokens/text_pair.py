@@ -33,9 +33,9 @@ class PairFrame(NamedTuple):
         return ids, len(self.opening) + len(first) + len(self.middle) + self.type_shift
 
 
-def read_pair_frame(backend: tokenizers.Tokenizer, special: bool) -> PairFrame:
-    """Return how a tokenizer joins two texts. ``special``: with its special tokens."""
-    (encoding,) = backend.encode_batch([("a", "a")], add_special_tokens=special)
+def read_pair_frame(backend: tokenizers.Tokenizer, add_special_tokens: bool) -> PairFrame:
+    """Return how a tokenizer joins two texts. ``add_special_tokens``: with its special tokens."""
+    (encoding,) = backend.encode_batch([("a", "a")], add_special_tokens=add_special_tokens)
     sides = encoding.sequence_ids
     first = [index for index, side in enumerate(sides) if side == 0]
     second = [index for index, side in enumerate(sides) if side == 1]

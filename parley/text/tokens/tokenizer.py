@@ -99,10 +99,10 @@ class Tokenizer(TextEncoder):
     def _segment_cache(self) -> SegmentCache | None:
         return make_segment_cache(self.backend)
 
-    def _encode_batch(self, text: str, special: bool) -> list[int]:
-        if not special and len(text) >= SHORTEST_TEXT and self._segment_cache is not None:
+    def _encode_batch(self, text: str, add_special_tokens: bool) -> list[int]:
+        if not add_special_tokens and len(text) >= SHORTEST_TEXT and self._segment_cache is not None:
             return self._segment_cache.encode(text)
-        return super()._encode_batch(text, special)
+        return super()._encode_batch(text, add_special_tokens)
 
     @cached_property
     def template_encoder(self) -> TemplateEncoder:

@@ -17,7 +17,7 @@ SMALLEST_END = 1 << 16  # characters of the smallest such part
 def encode_within_limit(
     encoder: TextEncoder,
     text: str,
-    special: bool,
+    add_special_tokens: bool,
     *,
     context_length: int | None,
     counted_tokens: int,
@@ -32,12 +32,12 @@ def encode_within_limit(
     around the text are among them.
     """
     if max_tokens is not None and (context_length is None or max_tokens <= context_length):
-        return _encode_cut(encoder, text, special, max_tokens, kept_side, counts_special)
+        return _encode_cut(encoder, text, add_special_tokens, max_tokens, kept_side, counts_special)
     # No cut is needed, or one that would not fit into the context anyway.
     if context_length is None:
-        return encoder.encode(text, special)
+        return encoder.encode(text, add_special_tokens)
     measured_tokens = max(2 * context_length, counted_tokens)
-    ids = encoder.encode(text, special, measured_tokens)
+    ids = encoder.encode(text, add_special_tokens, measured_tokens)
     if len(ids) > measured_tokens and len(text) > long_text.PIECE_SIZE:
         raise ContextLength(
             f"This model's maximum context length is {context_length} tokens, and the prompt has over "
@@ -50,14 +50,14 @@ def encode_within_limit(
 
 
 def _encode_cut(
-    encoder: TextEncoder, text: str, special: bool, count: int, kept_side: KeptSide, counts_special: bool
+    encoder: TextEncoder, text: str, add_special_tokens: bool, count: int, kept_side: KeptSide, counts_special: bool
 ) -> list[int]:
-    opening, closing = encoder.special_around if special else ([], [])
+    opening, closing = encoder.special_around if add_special_tokens else ([], [])
     room = max(0, count - len(opening) - len(closing))
     if not counts_special:
         return [*opening, *_encode_end(encoder, text, count), *closing][-count:]
     if kept_side == "head":
-        kept_ids = encoder.encode(text, special=False, stop_after=room)[:room]
+        kept_ids = encoder.encode(text, add_special_tokens=False, stop_after=room)[:room]
     else:
         kept_ids = _encode_end(encoder, text, room)[-room:] if room else []
     return [*opening, *kept_ids, *closing][:count]
@@ -67,8 +67,8 @@ def _encode_end(encoder: TextEncoder, text: str, count: int) -> list[int]:
     """Return at least the last ``count`` tokens of a text, or all if it has fewer."""
     size = max(END_CHARACTERS * count, SMALLEST_END)
     while size < len(text):
-        ids = encoder.encode(text[-size:], special=False)
+        ids = encoder.encode(text[-size:], add_special_tokens=False)
         if len(ids) > 2 * count:  # twice: the first tokens after the cut may be divided differently
             return ids
         size *= END_CHARACTERS
-    return encoder.encode(text, special=False)
+    return encoder.encode(text, add_special_tokens=False)

@@ -274,7 +274,7 @@ async def _check_tokenizer(calls: ServerCalls, settings: AttachedSettings, card:
     except ODD_ANSWERS:
         tokens = None
     # A server may have no tokenizer, and a proxy may answer in its place.
-    if isinstance(tokens, list) and tokens != tokenizer.encode(TOKENIZER_SAMPLE, special=False):
+    if isinstance(tokens, list) and tokens != tokenizer.encode(TOKENIZER_SAMPLE, add_special_tokens=False):
         raise AttachRefused(
             f"{settings.url} serves another model as {card.id}: its tokenizer is not that of {settings.model}."
         )

@@ -88,7 +88,7 @@ def read_prompt_text(
 def join_prompt_parts(parts: list[str | Media]) -> TextPrompt:
     """Return the prompt of a list of parts."""
     text, placed = interleave_parts(parts)
-    return TextPrompt(text, turn=bool(placed), media=placed)
+    return TextPrompt(text, as_user_turn=bool(placed), media=placed)
 
 
 def read_prompt_parts(
