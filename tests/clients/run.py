@@ -171,6 +171,7 @@ SCRIPTS = {
     "responses/openai_sdk.py": "agents",
     "responses/realtime_sdk.py": "agents",
     "responses/agents_client.py": "agents",
+    "responses/agents_tools_client.py": "agents",
     "responses/langchain_client.py": "langchain",
     "responses/litellm_client.py": "litellm-responses",
     "responses/openai_sdk.mjs": "node-responses",

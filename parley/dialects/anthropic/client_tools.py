@@ -7,30 +7,20 @@ https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
-JsonSchema = dict[str, Any]
+from parley.dialects.client_tools import ClientTool, JsonSchema, object_schema, text_schema
 
 
-class ClientTool(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class AnthropicTool(ClientTool):
     """One tool. ``name``: the only one that the original accepts. ``has_max_characters``: whether a client may say how
     much of a file it shows. ``has_display``: whether it has to say how large its screen is. ``has_zoom``: whether it
     may offer to enlarge a part of it."""
 
-    name: str
-    description: str
-    input_schema: JsonSchema
     has_max_characters: bool = False
     has_display: bool = False
     has_zoom: bool = False
-
-
-def _text_schema(description: str) -> JsonSchema:
-    return {"type": "string", "description": description}
-
-
-def _object_schema(properties: dict[str, JsonSchema], required: list[str]) -> JsonSchema:
-    return {"type": "object", "properties": properties, "required": required}
 
 
 def _command_schema(*names: str) -> JsonSchema:
@@ -45,23 +35,23 @@ EDIT_PROPERTIES: dict[str, JsonSchema] = {  # of commands that show and change a
         "maxItems": 2,
         "description": "view: the first and the last line, counted from 1; -1 as the last line is the end of the file.",
     },
-    "file_text": _text_schema("create: the whole text of the file."),
-    "old_str": _text_schema("str_replace: the text to replace, exactly as in the file, where it must occur once."),
-    "new_str": _text_schema("str_replace: the text in its place."),
+    "file_text": text_schema("create: the whole text of the file."),
+    "old_str": text_schema("str_replace: the text to replace, exactly as in the file, where it must occur once."),
+    "new_str": text_schema("str_replace: the text in its place."),
     "insert_line": {
         "type": "integer",
         "minimum": 0,
         "description": "insert: the line after which the text is inserted; 0 is the beginning of the file.",
     },
-    "insert_text": _text_schema("insert: the text to insert."),
+    "insert_text": text_schema("insert: the text to insert."),
 }
 
-BASH = ClientTool(
+BASH = AnthropicTool(
     "bash",
     "Runs commands in a bash shell that keeps its state from call to call. Give a command, or restart the shell.",
-    _object_schema(
+    object_schema(
         {
-            "command": _text_schema("The command to run. It is needed unless restart is true."),
+            "command": text_schema("The command to run. It is needed unless restart is true."),
             "restart": {"type": "boolean", "description": "true starts a new shell."},
         },
         [],
@@ -69,36 +59,36 @@ BASH = ClientTool(
 )
 
 
-def _editor_tool(name: str, *, can_undo: bool = False, has_max_characters: bool = False) -> ClientTool:
+def _editor_tool(name: str, *, can_undo: bool = False, has_max_characters: bool = False) -> AnthropicTool:
     """Return a version of the editor. Those that can undo read the text to insert from ``new_str``."""
     commands = ["view", "create", "str_replace", "insert"]
     properties = {
-        "path": _text_schema("The absolute path of the file; for view also of a folder."),
+        "path": text_schema("The absolute path of the file; for view also of a folder."),
         **EDIT_PROPERTIES,
     }
     if can_undo:
         commands.append("undo_edit")
         del properties["insert_text"]
-        properties["new_str"] = _text_schema("str_replace: the text in its place. insert: the text to insert.")
-    return ClientTool(
+        properties["new_str"] = text_schema("str_replace: the text in its place. insert: the text to insert.")
+    return AnthropicTool(
         name,
         "Shows, creates and edits text files, and lists folders." + " undo_edit takes back the last edit." * can_undo,
-        _object_schema({"command": _command_schema(*commands), **properties}, ["command", "path"]),
+        object_schema({"command": _command_schema(*commands), **properties}, ["command", "path"]),
         has_max_characters,
     )
 
 
-MEMORY = ClientTool(
+MEMORY = AnthropicTool(
     "memory",
     "Keeps notes in files below /memories, which outlast this conversation. Look at the folder first, and write down "
     "what a later conversation should know.",
-    _object_schema(
+    object_schema(
         {
             "command": _command_schema("view", "create", "str_replace", "insert", "delete", "rename"),
-            "path": _text_schema("The path of the file, below /memories; for view and delete also of a folder."),
+            "path": text_schema("The path of the file, below /memories; for view and delete also of a folder."),
             **EDIT_PROPERTIES,
-            "old_path": _text_schema("rename: the present path."),
-            "new_path": _text_schema("rename: the path from then on."),
+            "old_path": text_schema("rename: the present path."),
+            "new_path": text_schema("rename: the path from then on."),
         },
         ["command"],
     ),
@@ -119,13 +109,13 @@ ZOOM: JsonSchema = {
 }
 
 
-def _computer_tool(*, has_later_actions: bool, has_zoom: bool = False) -> ClientTool:
+def _computer_tool(*, has_later_actions: bool, has_zoom: bool = False) -> AnthropicTool:
     """Return a version of the computer. Its description ends with the size of the screen, which a request names."""
     actions = [*FIRST_ACTIONS, *(LATER_ACTIONS if has_later_actions else ())]
     properties: dict[str, JsonSchema] = {
         "action": {"type": "string", "enum": actions, "description": "What to do."},
         "coordinate": POINT | {"description": "Pixels from the left and the upper edge, for actions of the mouse."},
-        "text": _text_schema("type: the text to type. key, hold_key: the key or the keys together, such as ctrl+s."),
+        "text": text_schema("type: the text to type. key, hold_key: the key or the keys together, such as ctrl+s."),
     }
     if has_later_actions:
         properties |= {
@@ -134,10 +124,10 @@ def _computer_tool(*, has_later_actions: bool, has_zoom: bool = False) -> Client
             "scroll_amount": {"type": "integer", "minimum": 0, "description": "scroll: the clicks of the wheel."},
             "duration": {"type": "number", "minimum": 0, "description": "hold_key, wait: seconds."},
         }
-    return ClientTool(
+    return AnthropicTool(
         "computer",
         "Uses the mouse, the keyboard and the screen of a computer. Take a screenshot to see what an action has done.",
-        _object_schema(properties, ["action"]),
+        object_schema(properties, ["action"]),
         has_display=True,
         has_zoom=has_zoom,
     )

@@ -10,7 +10,7 @@ import msgspec
 
 from parley.dialects.anthropic.api_rules import AnthropicRules
 from parley.dialects.anthropic.blocks import BlockReader
-from parley.dialects.anthropic.client_tools import CLIENT_TOOLS, ClientTool, with_zoom
+from parley.dialects.anthropic.client_tools import CLIENT_TOOLS, AnthropicTool, with_zoom
 from parley.dialects.anthropic.refusal_wording import check_member_names, unsupported_value_error
 from parley.dialects.anthropic.turns import ToolChanges
 from parley.dialects.fields import Fields
@@ -92,21 +92,15 @@ def _read_tool(tool: Fields, blocks: BlockReader) -> ToolObject:
     return {"type": "function", "function": function}
 
 
-def _read_client_tool(tool: Fields, kind: str, client_tool: ClientTool, blocks: BlockReader) -> ToolObject:
+def _read_client_tool(tool: Fields, kind: str, client_tool: AnthropicTool, blocks: BlockReader) -> ToolObject:
     """Return a tool that Anthropic defines, with its schema."""
     check_member_names(tool, CLIENT_TOOL_MEMBERS | _own_members(client_tool), blocks.rules, kind)
     blocks.read_cache_control(tool)
     if tool.string("name", None, allowed=(client_tool.name,)) is None:
         raise tool.missing_member("name")
-    function: ToolObject = {
-        "name": client_tool.name,
-        "description": client_tool.description,
-        "parameters": client_tool.input_schema,
-    }
     if client_tool.has_max_characters:
         tool.integer("max_characters", None, 1, None)  # read to be checked: the client does the shortening
-    if client_tool.has_display:
-        function["description"] += _read_display(tool)
+    function: ToolObject = client_tool.signature(_read_display(tool) if client_tool.has_display else "")
     if client_tool.has_zoom and tool.boolean("enable_zoom", False):
         function["parameters"] = with_zoom(client_tool.input_schema)
     if tool.boolean("strict", False):
@@ -114,7 +108,7 @@ def _read_client_tool(tool: Fields, kind: str, client_tool: ClientTool, blocks: 
     return {"type": "function", "function": function}
 
 
-def _own_members(client_tool: ClientTool) -> Set[str]:
+def _own_members(client_tool: AnthropicTool) -> Set[str]:
     """Return the members that a tool has besides those of all tools that Anthropic defines."""
     return {
         *(("max_characters",) if client_tool.has_max_characters else ()),

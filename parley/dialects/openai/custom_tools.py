@@ -58,6 +58,11 @@ def _read_custom_format(form: Fields | None, nested: bool) -> dict[str, str]:
     return {CUSTOM_GRAMMAR: definition} if syntax == "lark" else {"pattern": f"^(?:{definition})$"}
 
 
+def decode_characters(text: str) -> str:
+    """Return the text that the characters of a JSON string stand for. Models write bare line ends, too."""
+    return str(json.loads(f'"{text}"', strict=False))
+
+
 class CustomInput:
     """Reads the text of a call while the arguments arrive. ``text``: so far."""
 
@@ -94,7 +99,7 @@ class CustomInput:
         return self._pieces[-1]
 
     def _take(self, length: int) -> str:
-        piece = str(json.loads(f'"{self._unread[:length]}"', strict=False))  # models write bare line ends, too
+        piece = decode_characters(self._unread[:length])
         self._unread = self._unread[length:]
         self._pieces.append(piece)
         return piece

@@ -22,7 +22,12 @@ PART_JOINT = "\n"  # separates two parts with text
 TEXT_MEMBERS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 CHAT_TEXT_MEMBERS = TEXT_MEMBERS | {"text": "text"}  # chat's name, a common error of gateways
 MEDIA_PARTS = ("input_image", "input_file", "input_audio")
-DATA_MEMBERS = {"input_image": "image_url", "input_file": "file_data"}  # in place of ``file_id``
+SCREENSHOT = "computer_screenshot"
+DATA_MEMBERS = {
+    "input_image": "image_url",
+    SCREENSHOT: "image_url",
+    "input_file": "file_data",
+}  # in place of ``file_id``
 IMAGE_DETAILS = ("auto", "low", "high", "original")
 MEDIA_KINDS_BY_TYPE: dict[str, MediaKind] = {"image": "image", "video": "video", "audio": "audio"}
 
@@ -45,6 +50,20 @@ class ContentReader:
         if not isinstance(value, list):
             raise item.mistyped_member(name, "a string or an array of content parts")
         return media.interleave_parts(map(self._read_part, item.objects(name, cap=MAX_PARTS)), PART_JOINT)
+
+    def read_screenshot(self, item: Fields, name: str) -> InterleavedText:
+        """Return the picture of a member that is a computer's screen. Raises BadRequest."""
+        screenshot = item.object(name)
+        if screenshot is None:
+            raise item.missing_member(name)
+        if screenshot.string("type", None, allowed=(SCREENSHOT,)) is None:
+            raise screenshot.missing_member("type")
+        if screenshot.has_value("file_id"):
+            screenshot = _with_upload(screenshot, SCREENSHOT, self._context)
+        if not self._media_reader.limits:
+            raise _text_only_error(screenshot, SCREENSHOT)
+        picture = self._media_reader.read_item(screenshot, "input_image", plain_urls=True)
+        return media.interleave_parts([picture], PART_JOINT)
 
     def _read_part(self, part: Fields) -> str | Media:
         kind = part.string("type", None, allowed=(*self._text_members, *MEDIA_PARTS))
@@ -125,6 +144,9 @@ def inline_uploaded_files(item: Any, place: str, context: RequestContext) -> Any
     changes = {}
     for name in ("content", "output"):
         parts = item.get(name)
+        if isinstance(parts, dict):  # a screenshot
+            changes[name] = _inlined_part(parts, f"{place}.{name}", context)
+            continue
         if not isinstance(parts, list) or not any(isinstance(part, dict) and part.get("file_id") for part in parts):
             continue
         changes[name] = [_inlined_part(part, f"{place}.{name}[{number}]", context) for number, part in enumerate(parts)]

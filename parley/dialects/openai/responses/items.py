@@ -17,7 +17,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.media import InterleavedText, check_media_counts
 from parley.dialects.openai.custom_tools import custom_arguments
 from parley.dialects.openai.media_parts import MediaReader
-from parley.dialects.openai.responses import tools
+from parley.dialects.openai.responses import client_items, tools
 from parley.dialects.openai.responses.content import ContentReader
 from parley.dialects.openai.responses.response_rules import ResponsesRules, conversation_error, unserved_error
 from parley.dialects.openai.tools import MAX_TOOLS
@@ -34,10 +34,8 @@ TURN_JOINT = "\n"  # between the texts of one turn of the assistant
 # Calls of tools that another provider ran: they hold no text for the model.
 PASSED_ITEMS = frozenset(("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call"))
 UNSERVED_ITEMS = frozenset(
-    ("compaction_trigger", "configuration_update", "tool_search_call", "local_shell_call", "local_shell_call_output",
-     "shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output", "mcp_call", "mcp_list_tools",
-     "mcp_approval_request", "mcp_approval_response", "computer_call", "computer_call_output", "program",
-     "program_output")
+    ("compaction_trigger", "configuration_update", "tool_search_call", "mcp_call", "mcp_list_tools",
+     "mcp_approval_request", "mcp_approval_response", "program", "program_output")
 )  # fmt: skip
 
 
@@ -56,6 +54,7 @@ class ConversationReader:
         self._in_turn = False
         self._unanswered: dict[str, None] = {}  # ids of calls without output, in order
         self._call_ids: set[str] = set()
+        self._item_calls: dict[str, str] = {}  # ids of calls by the ids of their items, by which outputs may name them
 
     def read_instructions(self, text: str | None) -> None:
         """Begin with the instructions of the request, if it has any."""
@@ -119,11 +118,36 @@ class ConversationReader:
         self._call_ids.add(call_id)
         self._unanswered[call_id] = None
 
+    def _read_client_call(self, item: Fields) -> None:
+        """Read a call of a tool that OpenAI defines and clients run."""
+        self._add_call(item, *client_items.read_client_call(item, item.string("type", "")))
+        if (item_id := item.string("id", None, cap=MAX_NAME)) is not None:
+            self._item_calls[item_id] = _required_string(item, "call_id")
+
     def _read_call_output(self, item: Fields) -> None:
-        call_id = _required_string(item, "call_id")
+        self._add_output(_required_string(item, "call_id"), self._content_reader.read_content(item, "output"))
+
+    def _read_shell_output(self, item: Fields) -> None:
+        output = client_items.read_shell_output(item)
+        self._add_output(_required_string(item, "call_id"), InterleavedText(output, []))
+
+    def _read_local_shell_output(self, item: Fields) -> None:
+        """Read the output of the older shell, which names its call by ``id`` in OpenAI's form."""
+        name = _required_string(item, "call_id" if item.has_value("call_id") else "id")
+        self._add_output(self._item_calls.get(name, name), self._content_reader.read_content(item, "output"))
+
+    def _read_patch_output(self, item: Fields) -> None:
+        output = client_items.read_patch_output(item)
+        self._add_output(_required_string(item, "call_id"), InterleavedText(output, []))
+
+    def _read_screen_output(self, item: Fields) -> None:
+        screenshot = self._content_reader.read_screenshot(item, "output")
+        self._add_output(_required_string(item, "call_id"), screenshot)
+
+    def _add_output(self, call_id: str, content: InterleavedText) -> None:
+        """Add the result of a call."""
         if call_id not in self._call_ids and self._rules.pairs_calls:
             raise conversation_error(f"No tool call found for function call output with call_id {call_id[:60]}.")
-        content = self._content_reader.read_content(item, "output")
         self._end_turn()
         self._unanswered.pop(call_id, None)
         self.messages.append(Message("tool", content.text, tool_call_id=call_id, media=content.media))
@@ -185,6 +209,14 @@ ITEM_READERS: dict[str, Callable[[ConversationReader, Fields], None]] = {
     "additional_tools": ConversationReader._read_added_tools,
     "tool_search_output": ConversationReader._read_added_tools,
 }
+CLIENT_ITEM_READERS: dict[str, Callable[[ConversationReader, Fields], None]] = {
+    **dict.fromkeys(client_items.CALL_READERS, ConversationReader._read_client_call),
+    "shell_call_output": ConversationReader._read_shell_output,
+    "local_shell_call_output": ConversationReader._read_local_shell_output,
+    "apply_patch_call_output": ConversationReader._read_patch_output,
+    "computer_call_output": ConversationReader._read_screen_output,
+}
+ITEM_READERS |= CLIENT_ITEM_READERS
 
 
 def input_with_items(
@@ -245,14 +277,16 @@ def read_item_type(item: Fields, rules: ResponsesRules) -> str:
     kind = item.string("type", "message" if item.has_value("role") else None, cap=MAX_NAME)
     if kind is None:
         raise item.missing_member("type")
-    if kind not in ITEM_READERS and (kind not in PASSED_ITEMS or rules.strict):
+    is_passed = kind in PASSED_ITEMS and not rules.strict
+    is_unserved = kind in CLIENT_ITEM_READERS and not rules.client_tools
+    if is_unserved or (kind not in ITEM_READERS and not is_passed):
         raise _unread_item(item, kind)
     return kind
 
 
 def _unread_item(item: Fields, kind: str) -> BadRequest:
     path = item.member_path("type")
-    if kind in UNSERVED_ITEMS or kind in PASSED_ITEMS or kind in ("additional_tools", "tool_search_output"):
+    if kind in UNSERVED_ITEMS or kind in PASSED_ITEMS or kind in ITEM_READERS:
         return unserved_error(f"Input items of type {excerpt(kind)} are not served by this server.", path)
     return Invalid(f"Invalid value for '{path}': unsupported input item type {excerpt(kind)}.", field=path)
 

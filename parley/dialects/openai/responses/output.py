@@ -5,50 +5,17 @@ The same code builds an answer in one piece and a stream, so the last event of a
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
 
-from parley.dialects.openai.custom_tools import CustomInput
+from parley.dialects.openai.responses.call_items import CallItem, CustomCallItem
+from parley.dialects.openai.responses.client_calls import CLIENT_CALLS
 from parley.dialects.openai.responses.events import EventStream
+from parley.dialects.openai.responses.open_item import Item, ItemStatus, OpenItem
 from parley.dialects.openai.responses.tools import DeclaredTool
 from parley.dialects.openai.token_objects import finite_logprob
 from parley.types import ChoiceDelta, TokenInfo, ToolCallDelta
 
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
-Item = dict[str, Any]
-
-
-class OpenItem(ABC):
-    """An item that the model is writing."""
-
-    prefix: str  # of its id
-
-    def __init__(self, unique_id: str, output_index: int, events: EventStream):
-        self.id = f"{self.prefix}_{unique_id}{output_index:04x}"
-        self._events = events
-        self._place: dict[str, Any] = {"item_id": self.id, "output_index": output_index}
-        self._index = output_index
-
-    def open(self) -> None:
-        """Write the events that announce the item. Not called for an answer in one piece."""
-        self._events.write("response.output_item.added", output_index=self._index, item=self.snapshot("in_progress"))
-
-    def close(self, status: ItemStatus) -> Item:
-        """Write the events that end the item, and return it."""
-        if self._events.enabled:
-            self._close_parts()
-        item = self.snapshot(status)
-        self._events.write("response.output_item.done", output_index=self._index, item=item)
-        return item
-
-    @abstractmethod
-    def snapshot(self, status: ItemStatus) -> Item:
-        """Return the item as it is now."""
-
-    @abstractmethod
-    def _close_parts(self) -> None:
-        """Write the events that end the item's parts. Not called for an answer in one piece."""
+CALL_ITEMS: dict[str, type[CallItem]] = {"function": CallItem, "custom": CustomCallItem, **CLIENT_CALLS}
 
 
 class MessageItem(OpenItem):
@@ -157,70 +124,6 @@ class ReasoningItem(OpenItem):
         self._events.write(f"{self._part_event}.done", **self._place, part={"type": self._kind, "text": text})
 
 
-class CallItem(OpenItem):
-    """A call of a function."""
-
-    prefix = "fc"
-
-    def __init__(self, unique_id: str, output_index: int, events: EventStream, call_id: str, tool: DeclaredTool):
-        super().__init__(unique_id, output_index, events)
-        self.call_id, self.tool = call_id, tool
-        self._arguments: list[str] = []
-        self._template = events.delta_template("response.function_call_arguments.delta", **self._place)
-
-    def add_arguments(self, text: str) -> None:
-        """Add a piece of the arguments."""
-        if text:
-            self._arguments.append(text)
-            self._events.write_delta(self._template, text)
-
-    def snapshot(self, status: ItemStatus) -> Item:
-        """Return the item as it is now."""
-        arguments = "".join(self._arguments)
-        item = {"id": self.id, "type": "function_call", "status": status, "arguments": arguments}
-        return item | {"call_id": self.call_id, "name": self.tool.name} | self._namespace_member()
-
-    def _namespace_member(self) -> Item:
-        return {"namespace": self.tool.namespace} if self.tool.namespace else {}
-
-    def _close_parts(self) -> None:
-        arguments = "".join(self._arguments)
-        event = "response.function_call_arguments.done"
-        self._events.write(event, **self._place, arguments=arguments, name=self.tool.name)
-
-
-class CustomCallItem(CallItem):
-    """A call of a custom tool. Its text is a JSON string in the arguments, and is sent as it arrives."""
-
-    prefix = "ctc"
-
-    def __init__(self, unique_id: str, output_index: int, events: EventStream, call_id: str, tool: DeclaredTool):
-        super().__init__(unique_id, output_index, events, call_id, tool)
-        self._input = CustomInput()
-        self._template = events.delta_template("response.custom_tool_call_input.delta", **self._place)
-
-    def add_arguments(self, text: str) -> None:
-        """Add a piece of the arguments."""
-        self._write_input(self._input.add_arguments(text))
-
-    def close(self, status: ItemStatus) -> Item:
-        """Write the events that end the item, and return it."""
-        self._write_input(self._input.finish())
-        return super().close(status)
-
-    def snapshot(self, status: ItemStatus) -> Item:
-        """Return the item as it is now."""
-        item = {"id": self.id, "type": "custom_tool_call", "status": status, "call_id": self.call_id}
-        return item | {"input": self._input.text, "name": self.tool.name} | self._namespace_member()
-
-    def _write_input(self, text: str) -> None:
-        if text:
-            self._events.write_delta(self._template, text)
-
-    def _close_parts(self) -> None:
-        self._events.write("response.custom_tool_call_input.done", **self._place, input=self._input.text)
-
-
 class OutputItems:
     """The items of one response. ``items``: those that are complete.
 
@@ -299,7 +202,7 @@ class OutputItems:
             name = call.name or ""
             tool = self._declared.get(name, DeclaredTool(name))
             self._close_open("completed")
-            item_class = CustomCallItem if tool.is_custom else CallItem
+            item_class = CALL_ITEMS[tool.kind]
             self._begin_item(item_class(self._unique_id, len(self.items), self._events, call.id or "", tool))
         assert isinstance(self._open_item, CallItem)
         self._open_item.add_arguments(call.arguments)

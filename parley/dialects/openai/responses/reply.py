@@ -26,7 +26,8 @@ from parley.dialects.openai.responses import items, members, stored, tools
 from parley.dialects.openai.responses.events import KEEPALIVE, EventStream
 from parley.dialects.openai.responses.items import ConversationReader
 from parley.dialects.openai.responses.members import StorageMembers
-from parley.dialects.openai.responses.output import ItemStatus, OutputItems
+from parley.dialects.openai.responses.open_item import ItemStatus
+from parley.dialects.openai.responses.output import OutputItems
 from parley.dialects.openai.responses.response_object import ResponseObject, ResponseStatus
 from parley.dialects.openai.responses.response_rules import LENIENT, ResponsesRules
 from parley.errors import NotReady, ParleyError
@@ -65,7 +66,7 @@ def read_response_input(
     body, new_items = items.input_with_items(body, partial(stored.find_item, context), may_be_missing=bool(earlier))
     reader.read_items(body.objects("input", cap=items.MAX_ITEMS))
     messages = reader.finish()
-    tool_members = tools.read_tools(body, reader.added_tools, rules)
+    tool_members = tools.read_tools(body, reader.added_tools, rules, reads_pictures="image" in context.media_limits)
     is_callable = tool_members.choice != "none"
     chat = ChatPrompt(
         messages=messages,

@@ -20,8 +20,14 @@ RUNNING = ("queued", "in_progress")
 # Of a request from a WebSocket: its input begins with the items of the response that it continues, which is not stored.
 # A client that sends the header itself deceives only itself.
 HISTORY_HEADER = b"x-parley-history"
-ITEM_PREFIXES = {"message": "msg", "function_call": "fc", "custom_tool_call": "ctc", "reasoning": "rs"}
-STATUS_KINDS = ("message", "function_call", "function_call_output")  # items that are listed with a status
+ITEM_PREFIXES = {
+    "message": "msg", "function_call": "fc", "custom_tool_call": "ctc", "reasoning": "rs", "shell_call": "sh",
+    "local_shell_call": "lsh", "apply_patch_call": "apc", "computer_call": "cu",
+}  # fmt: skip
+STATUS_KINDS = frozenset(  # items that are listed with a status
+    ("message", "function_call", "function_call_output", "shell_call", "shell_call_output", "local_shell_call",
+     "apply_patch_call", "apply_patch_call_output", "computer_call", "computer_call_output")
+)  # fmt: skip
 SLASH = "/"
 LOST = {"code": "server_error", "message": "The server that ran this response has ended."}
 

@@ -1,8 +1,9 @@
-"""Tools of the Responses API: functions, custom tools, namespaces, and the tools that only OpenAI's service runs.
+"""Tools of the Responses API: functions, custom tools, namespaces, and those that OpenAI defines.
 
 The model sees functions alone. A custom tool is a function with one text; a tool in a namespace has a joined name. A
-tool of the service is an offer that the model cannot accept here: coding agents declare some unasked, so these are
-accepted, shown in the answer and never called. Those that a user sets up on purpose are refused.
+tool that OpenAI defines and clients run is a function with a schema of this server. A tool of OpenAI's service is an
+offer that the model cannot accept here: coding agents declare some unasked, so these are accepted, shown in the answer
+and never called. Those that a user sets up on purpose are refused.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.openai import strict_mode
 from parley.dialects.openai.common_members import read_identifier
 from parley.dialects.openai.custom_tools import custom_parameters
+from parley.dialects.openai.responses.client_tools import CHOICE_ALIASES, CLIENT_TOOLS, read_client_tool
 from parley.dialects.openai.responses.response_rules import ResponsesRules, unserved_error
 from parley.dialects.openai.tools import MAX_TOOLS, ToolObject
 from parley.errors import BadRequest, Invalid, excerpt
@@ -23,17 +25,19 @@ OFFERED_TOOLS = frozenset(
     ("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "image_generation",
      "tool_search", "programmatic_tool_calling")
 )  # fmt: skip
+CHOOSABLE_KINDS = frozenset((*CLIENT_TOOLS, *CHOICE_ALIASES))
 NAMESPACE_JOINT = "__"
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTool:
-    """A tool as the client declared it. ``namespace``: where it was declared, "" for none."""
+    """A tool as the client declared it. ``namespace``: where it was declared, "" for none. ``kind``: "function",
+    "custom", or the type of a tool that OpenAI defines."""
 
     name: str
     namespace: str = ""
-    is_custom: bool = False
+    kind: str = "function"
 
 
 @dataclass(slots=True)
@@ -41,7 +45,10 @@ class ToolMembers:
     """The tools of a request: ``tools``, ``schema_fields``, ``choice``, ``only`` and ``allowed`` as in ``ChatPrompt``.
 
     ``declared``: the client's tools by the names that the model sees. ``shown``: ``tools`` of the answer.
+    ``reads_pictures``: whether the model does.
     """
+
+    reads_pictures: bool = False
 
     tools: list[ToolObject] = field(default_factory=list)
     declared: dict[str, DeclaredTool] = field(default_factory=dict)
@@ -52,15 +59,24 @@ class ToolMembers:
     shown_choice: str | dict[str, Any] = "auto"
     schema_fields: dict[str, str] = field(default_factory=dict)
 
+    def client_tool_name(self, kind: str) -> str | None:
+        """Return the model's name for a declared tool of a type that OpenAI defines, None if there is none."""
+        return next((name for name, tool in self.declared.items() if tool.kind == kind), None)
+
 
 def joined_name(namespace: str, name: str) -> str:
     """Return the model's name for a tool."""
     return f"{namespace}{NAMESPACE_JOINT}{name}" if namespace else name
 
 
-def read_tools(body: Fields, added: Iterable[Fields], rules: ResponsesRules) -> ToolMembers:
-    """Read the tools, and those that items of the input add. Raises BadRequest."""
-    members = ToolMembers()
+def read_tools(
+    body: Fields, added: Iterable[Fields], rules: ResponsesRules, *, reads_pictures: bool = False
+) -> ToolMembers:
+    """Read the tools, and those that items of the input add. Raises BadRequest.
+
+    ``reads_pictures``: whether the model does.
+    """
+    members = ToolMembers(reads_pictures=reads_pictures)
     for tool in body.objects("tools", cap=MAX_TOOLS):
         members.shown.append(_read_tool(tool, members, rules))
     for tool in added:
@@ -81,6 +97,8 @@ def _read_tool(tool: Fields, members: ToolMembers, rules: ResponsesRules, namesp
             return _read_custom_tool(tool, members, namespace)
         case "namespace" if not namespace:
             return _read_namespace(tool, members, rules)
+        case _ if kind in CLIENT_TOOLS and rules.client_tools and not namespace:
+            return _read_client_tool(tool, kind, members)
     if kind not in OFFERED_TOOLS or rules.strict:
         path = tool.member_path("type")
         raise unserved_error(f"Tool type {excerpt(kind)} is not served by this server.", path)
@@ -143,8 +161,14 @@ def _read_custom_tool(tool: Fields, members: ToolMembers, namespace: str) -> dic
     if description is not None:
         signature["description"] = description
     signature |= {"parameters": parameters, "strict": True}
-    _declare_tool(tool, members, signature, DeclaredTool(name, namespace, is_custom=True), "format.definition")
+    _declare_tool(tool, members, signature, DeclaredTool(name, namespace, "custom"), "format.definition")
     return {"type": "custom"} | {key: tool.raw_value(key) for key in tool.member_names if key != "type"}
+
+
+def _read_client_tool(tool: Fields, kind: str, members: ToolMembers) -> dict[str, Any]:
+    signature = read_client_tool(tool, kind, reads_pictures=members.reads_pictures)
+    _declare_tool(tool, members, signature, DeclaredTool(signature["name"], kind=kind), "type")
+    return {name: tool.raw_value(name) for name in tool.member_names}
 
 
 def _read_namespace(tool: Fields, members: ToolMembers, rules: ResponsesRules) -> dict[str, Any]:
@@ -171,7 +195,7 @@ def _read_tool_choice(body: Fields, members: ToolMembers, rules: ResponsesRules)
         members.choice = body.string("tool_choice", "auto", allowed=("none", "auto", "required"))  # type: ignore[assignment]
         members.shown_choice = members.choice
         if members.choice == "required" and not members.tools:
-            raise body.member_error("tool_choice", "'required' needs a function or a custom tool in 'tools'.")
+            raise body.member_error("tool_choice", "'required' needs a tool in 'tools' that the client runs.")
         return
     members.shown_choice = body.free_object("tool_choice")
     kind = choice_object.string("type", None, cap=256)
@@ -182,6 +206,8 @@ def _read_tool_choice(body: Fields, members: ToolMembers, rules: ResponsesRules)
             members.choice, members.only = "required", _chosen_tool(choice_object, members, rules)
         case "allowed_tools":
             _read_allowed_tools(choice_object, members, rules)
+        case _ if kind in CHOOSABLE_KINDS and rules.client_tools:
+            members.choice, members.only = "required", _chosen_client_tool(choice_object, kind, members)
         case _:
             raise unserved_error(f"Tool type {excerpt(kind)} is not served by this server.", "tool_choice")
 
@@ -192,10 +218,13 @@ def _read_allowed_tools(choice_object: Fields, members: ToolMembers, rules: Resp
         raise choice_object.missing_member("mode")
     members.choice = mode  # type: ignore[assignment]  # one of the allowed values
     for tool in choice_object.objects("tools", cap=MAX_TOOLS):
-        if tool.string("type", "function", cap=256) in ("function", "custom"):
+        kind = tool.string("type", "function", cap=256)
+        if kind in ("function", "custom"):
             members.allowed.append(_chosen_tool(tool, members, rules))
+        elif kind in CHOOSABLE_KINDS and rules.client_tools:
+            members.allowed.append(_chosen_client_tool(tool, kind, members))
     if not members.allowed:
-        raise choice_object.member_error("tools", "must name a function or a custom tool.")
+        raise choice_object.member_error("tools", "must name a tool that the client runs.")
 
 
 def _chosen_tool(choice_object: Fields, members: ToolMembers, rules: ResponsesRules) -> str:
@@ -207,6 +236,14 @@ def _chosen_tool(choice_object: Fields, members: ToolMembers, rules: ResponsesRu
     name = joined_name(choice_object.string("namespace", "", cap=256), name)
     if name not in members.declared:
         raise _unknown_tool(choice_object, name)
+    return name
+
+
+def _chosen_client_tool(choice_object: Fields, kind: str, members: ToolMembers) -> str:
+    """Return the model's name for the tool whose type a choice names."""
+    name = members.client_tool_name(CHOICE_ALIASES.get(kind, kind))
+    if name is None:
+        raise choice_object.member_error("type", f"none of the tools is of type {excerpt(kind)}.")
     return name
 
 
