@@ -147,13 +147,15 @@ async def test_message_reads_an_uploaded_text_of_its_own_client_alone(serve, liv
         body_of(document(file["id"])),
         body_of(messages=[user, call, {"role": "user", "content": [result]}], max_tokens=800),
     ):
-        answer = await server.call("POST", "/v1/messages", body, OWNER)
-        assert answer.status == 200 and "Zebras sleep." in answer.json["content"][0]["text"], answer.body
-        counted = {"model": "tiny", "messages": body["messages"]}
-        count = await server.call("POST", "/v1/messages/count_tokens", counted, OWNER)
-        assert count.json["input_tokens"] == answer.json["usage"]["input_tokens"]
-    foreign = await server.call("POST", "/v1/messages", body_of(document(file["id"])), OTHER)
-    assert foreign.status == 404 and file["id"] in foreign.json["error"]["message"]
+        for path in ("/v1/messages", "/vllm/v1/messages"):
+            answer = await server.call("POST", path, body, OWNER)
+            assert answer.status == 200 and "Zebras sleep." in answer.json["content"][0]["text"], answer.body
+            counted = {"model": "tiny", "messages": body["messages"]}
+            count = await server.call("POST", f"{path}/count_tokens", counted, OWNER)
+            used = [tokens for name, tokens in answer.json["usage"].items() if name.endswith("input_tokens")]
+            assert count.json["input_tokens"] == sum(used)
+            foreign = await server.call("POST", path, body_of(document(file["id"])), OTHER)
+            assert foreign.status == 404 and file["id"] in foreign.json["error"]["message"]
 
 
 async def test_documents_must_be_texts(serve):

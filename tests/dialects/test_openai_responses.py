@@ -197,6 +197,19 @@ def test_responses_media_parts_are_read():
     ]
 
 
+@pytest.mark.parametrize(
+    ("data", "filename"),
+    [("data:application/json;base64,Ynll", "a"), ("data:application/x-yaml;base64,Ynll", "a"),
+     ("data:application/vnd.api+json;base64,Ynll", "a"), ("data:message/rfc822;base64,Ynll", "a"),
+     *(("Ynll", f"a.{end}") for end in ("json", "ts", "rs", "go", "TOML", "jsonl", "ipynb", "sh", "sql", "eml", "tf"))],
+)  # fmt: skip
+def test_responses_files_of_text_and_code_are_texts(data, filename):
+    part = {"type": "input_file", "file_data": data, "filename": filename}
+    assert messages_of({"role": "user", "content": [part]}) == [Message("user", "bye")]
+    for other in ("data:image/svg+xml;base64,Ynll", "data:application/pdf;base64,Ynll"):
+        assert refusal(input=[{"role": "user", "content": [part | {"file_data": other}]}]).code == "unsupported_value"
+
+
 def test_responses_sealed_reasoning_is_replayed_exactly():
     text = " think\n\nfirst "
     reply = read(include=["reasoning.encrypted_content"])

@@ -73,7 +73,9 @@ token_bodies = st.builds(  # for the route from tokens to tokens, and ids of req
 
 response_item_types = st.sampled_from(
     ["message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning",
-     "item_reference", "compaction", "additional_tools", "web_search_call", "mcp_call", "x"]
+     "item_reference", "compaction", "additional_tools", "web_search_call", "mcp_call", "shell_call",
+     "shell_call_output", "local_shell_call", "local_shell_call_output", "apply_patch_call", "apply_patch_call_output",
+     "computer_call", "computer_call_output", "x"]
 )  # fmt: skip
 response_part_types = st.sampled_from(
     ["input_text", "output_text", "refusal", "text", "input_image", "input_file", "x"]
@@ -86,7 +88,9 @@ response_parts = st.fixed_dictionaries(
 response_tools = st.fixed_dictionaries(
     {},
     optional={
-        "type": st.sampled_from(["function", "custom", "namespace", "web_search", "mcp"]) | scalars,
+        "type": st.sampled_from(["function", "custom", "namespace", "web_search", "mcp", "shell", "local_shell",
+                                  "apply_patch", "computer", "computer_use_preview"]) | scalars,
+        "environment": st.sampled_from(["local", "browser"]) | json_values,
         "name": st.sampled_from(["f", "g", "a b", ""]) | scalars,
         "parameters": schemas | json_values,
         "strict": scalars,

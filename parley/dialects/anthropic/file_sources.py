@@ -14,6 +14,7 @@ import msgspec
 from parley.dialects.anthropic.refusal_wording import ANTHROPIC_WORDING
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.file_types import is_text_type
 from parley.dialects.json_answer import encode_json
 from parley.dialects.records import InlinedRequest
 from parley.dialects.stored_files import read_named_file
@@ -23,7 +24,6 @@ from parley.errors import UnknownRecord, excerpt
 FILES = ObjectKind("anthropic-file", "file_")
 FILE_PATTERN = re.compile(rb'"file_id"')  # in every message that names a file
 TEXT_TYPE = "text/plain"
-TEXT_TYPES = ("application/json", "application/xml", "application/javascript")  # besides those of text/
 LISTED_BLOCKS = ("image", "document", "tool_result")  # blocks with a source, or with such blocks
 MAX_DEPTH = 4  # of blocks within blocks
 
@@ -77,7 +77,7 @@ def with_file_content(source: Fields, block_type: str, context: RequestContext) 
         raise UnknownRecord(f"The content of the file {excerpt(file_id)} is not stored any more.")
     media_type: str = stored.file["mime_type"]
     if block_type == "document":
-        if not media_type.startswith("text/") and media_type not in TEXT_TYPES:
+        if not is_text_type(media_type):
             sentence = f"the file is of type {media_type!r}, but documents of this server are texts"
             raise source.member_error("file_id", sentence)
         try:

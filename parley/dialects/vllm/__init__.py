@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from parley.dialects import anthropic
+from parley.dialects.anthropic import file_sources
 from parley.dialects.anthropic.messages import write_managed_count
 from parley.dialects.dialect import Dialect, ModelList, PromptMembers, Route, model_in_body
 from parley.dialects.json_answer import encode_json
@@ -157,6 +158,8 @@ MESSAGES_ROUTES = (
         reader=messages.read_vllm_messages,
         model_reader=model_in_body,
         render_error=messages.messages_error,
+        inliner=file_sources.inline_files,
+        inliner_pattern=file_sources.FILE_PATTERN,
     ),
     Route(
         "POST",
@@ -165,6 +168,8 @@ MESSAGES_ROUTES = (
         reader=messages.read_vllm_count,
         writer=write_managed_count,
         render_error=messages.messages_error,
+        inliner=file_sources.inline_files,
+        inliner_pattern=file_sources.FILE_PATTERN,
     ),
     Route("POST", "/v1/messages/render", "render", reader=render.read_message_rendering, model_reader=model_in_body),
 )

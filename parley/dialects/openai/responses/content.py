@@ -9,7 +9,7 @@ from typing import Any
 from parley.dialects import media
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
-from parley.dialects.file_types import guess_media_type
+from parley.dialects.file_types import guess_media_type, is_text_type
 from parley.dialects.media import InterleavedText
 from parley.dialects.openai.media_parts import MediaReader
 from parley.dialects.openai.responses.response_rules import ResponsesRules, unserved_error
@@ -89,7 +89,7 @@ class ContentReader:
         part.string("detail", "auto", allowed=IMAGE_DETAILS)
         path, source = part.member_path("file_data"), _read_file_data(part)
         main_type = source.media_type.partition("/")[0]
-        if main_type == "text":
+        if is_text_type(source.media_type):
             return _decode_text(part, source)
         if main_type not in MEDIA_KINDS_BY_TYPE:
             raise unserved_error(
