@@ -19,7 +19,10 @@ SHELL, PATCH, LOCAL_SHELL = {"type": "shell", "environment": {"type": "local"}},
     "type": "local_shell"}  # fmt: skip
 SCREEN = {"type": "computer"}
 PREVIEW = {"type": "computer_use_preview", "display_width": 800, "display_height": 600, "environment": "browser"}
+SEARCH = {"type": "tool_search", "execution": "client", "description": "Find tools.",
+          "parameters": {"type": "object", "properties": {"goal": {"type": "string"}}}}  # fmt: skip
 PICTURES = RequestContext("0f", 1700000000, "fp_1", media_limits={"image": 4})
+GOAL = '"goal":"weather"'
 LS = '"ls","-a"'
 PICTURE = "data:image/png;base64,aGk="
 SHELL_CALL = {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}}
@@ -126,6 +129,8 @@ CALLS: dict[str, tuple[dict[str, Any], str, str, dict[str, Any]]] = {  # tool, a
     "screen": (SCREEN, '{"actions": [{"type": "screenshot"}]}', "tool",
                {"actions": [{"type": "screenshot"}], "pending_safety_checks": []}),
     "cut screen": (SCREEN, '{"actions": [{"type": "scr', "length", {"actions": [], "pending_safety_checks": []}),
+    "search": (SEARCH, '{"goal": "weather"}', "tool", {"arguments": {"goal": "weather"}, "execution": "client"}),
+    "cut search": (SEARCH, '{"goal": "wea', "length", {"arguments": {}, "execution": "client"}),
     "preview": (PREVIEW, '{"action": {"type": "type", "text": "a"}}', "tool",
                 {"action": {"type": "type", "text": "a"}, "pending_safety_checks": []}),
 }  # fmt: skip
@@ -251,6 +256,62 @@ def test_screenshots_are_pictures_in_the_conversation():
     assert (error.field, error.code) == ("input[1].output.type", "unsupported_value") and "text only" in error.message
 
 
+DEFERRED = [
+    {"type": "function", "name": "f", "defer_loading": True},
+    {"type": "function", "name": "shown"},
+    {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "g", "defer_loading": True}]},
+]
+
+
+def names_of(**members: Any) -> list[str]:
+    return [tool["function"]["name"] for tool in read(**members).request.prompts[0].tools]
+
+
+def test_search_for_tools_by_the_client_is_written_as_the_service_writes_it():
+    item = '{"id":"tsc_0f0000","type":"tool_search_call","status":"%s","arguments":%s,"call_id":"call_1",'
+    item += '"execution":"client"}'
+    assert written(SEARCH, '{"goal":"weather"}', 5) == frames(
+        ("output_item.added", f'"item":{item % ("in_progress", "{}")},"output_index":0,#'),
+        ("output_item.done", f'"item":{item % ("completed", "{" + GOAL + "}")},"output_index":0,#'),
+    )
+    (function,) = [tool["function"] for tool in read(tools=[SEARCH]).request.prompts[0].tools]
+    assert function == {"name": "tool_search"} | {name: SEARCH[name] for name in ("description", "parameters")}
+    (default,) = read(tools=[{"type": "tool_search", "execution": "client"}]).request.prompts[0].tools
+    assert default["function"]["strict"] and list(default["function"]["parameters"]["properties"]) == ["query"]
+    assert read(tools=[SEARCH], tool_choice={"type": "tool_search"}).request.prompts[0].forced_tool == "tool_search"
+
+
+def test_deferred_tools_are_hidden_until_the_clients_search_has_found_them():
+    assert names_of(tools=DEFERRED) == ["f", "shown", "ns__g"]  # nothing could find them
+    tools = [*DEFERRED, SEARCH]
+    assert names_of(tools=tools) == ["shown", "tool_search"]
+    assert answer_body(read(tools=tools), done())["tools"][0]["defer_loading"] is True
+    call_item = {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {"goal": "weather"}}
+    output = {"type": "tool_search_output", "call_id": "c", "execution": "client", "tools": [DEFERRED[2], DEFERRED[1]]}
+    items = [{"role": "user", "content": "a"}, call_item, output]
+    assert names_of(tools=tools, input=items) == ["shown", "tool_search", "ns__g"]
+    assert messages_of(*items)[1:] == [
+        Message("assistant", tool_calls=[ToolCall("c", "tool_search", '{"goal":"weather"}')]),
+        Message("tool", "These tools are available now: ns__g, shown.", tool_call_id="c"),
+    ]
+    texts = messages_of(call_item | {"arguments": '{"goal":"b"}'}, output | {"tools": []})
+    assert texts[0].tool_calls[0].arguments == '{"goal":"b"}' and texts[1].content == "No tool was found."
+    read(STRICT, tools=tools, input=items)
+
+
+def test_search_for_tools_by_the_service_adds_its_tools_alone():
+    items = [
+        {"role": "user", "content": "a"},
+        {"type": "tool_search_call", "call_id": None, "execution": "server", "arguments": {"paths": ["f"]}},
+        {"type": "tool_search_output", "call_id": None, "execution": "server", "tools": [DEFERRED[0]]},
+    ]
+    assert messages_of(*items) == [Message("user", "a")]
+    assert names_of(tools=[DEFERRED[0], {"type": "tool_search"}], input=items) == ["f"]  # it is the same tool
+    for number in (1, 2):
+        error = refusal(STRICT, input=[items[0], items[number]])
+        assert (error.field, error.code) == ("input[1].type", "unsupported_value")
+
+
 REFUSED = [  # members, field and code of the refusal
     ({"tools": [{"type": "shell", "environment": {"type": "container_auto"}}]}, "tools[0].environment.type",
      "unsupported_value"),
@@ -273,6 +334,10 @@ REFUSED = [  # members, field and code of the refusal
     ({"tools": [SHELL], "tool_choice": {"type": "apply_patch"}}, "tool_choice.type", "invalid_value"),
     ({"tools": [SHELL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [PATCH]}},
      "tool_choice.tools[0].type", "invalid_value"),
+    ({"tools": [SEARCH, SEARCH]}, "tools[1].name", "invalid_value"),
+    ({"tools": [SEARCH | {"parameters": 5}]}, "tools[0].parameters", "invalid_type"),
+    ({"input": [{"type": "tool_search_output", "call_id": "c", "tools": []}]}, "input", None),
+    ({"input": [{"type": "tool_search_call", "call_id": "c", "arguments": 5}]}, "input[0].arguments", "invalid_type"),
     ({"input": [{"type": "shell_call", "call_id": "c"}]}, "input[0].action", "missing_required_parameter"),
     ({"input": [SHELL_CALL | {"action": {"commands": [1]}}]}, "input[0].action.commands", "invalid_type"),
     ({"input": [SHELL_CALL | {"call_id": None}]}, "input[0].call_id", "missing_required_parameter"),
@@ -304,5 +369,7 @@ def test_refusals_about_client_tools_name_the_member(members, field, code):
 def test_vllm_surface_refuses_client_tools_as_before():
     for kind in CLIENT_TOOLS:
         assert refusal(RESPONSES_RULES, tools=[{"type": kind}]).field == "tools[0].type"
+    assert refusal(RESPONSES_RULES, input=[{"type": "tool_search_call", "call_id": "c"}]).field == "input[0].type"
+    assert names_of(rules=RESPONSES_RULES, tools=[*DEFERRED, SEARCH]) == ["f", "shown", "ns__g"]
     error = refusal(RESPONSES_RULES, input=[SHELL_CALL])
     assert (error.field, error.code) == ("input[0].type", "unsupported_value")

@@ -24,6 +24,7 @@ class ClientCallItem(CallItem):
         self._reader = ArgumentStrings()
         self._strings: dict[str, list[list[str]]] = {}  # the pieces of each string, by member
         self._members: dict[str, Any] = {}  # once the item is closed
+        self._is_whole = False  # then, if the arguments are complete
 
     def add_arguments(self, text: str) -> None:
         """Add a piece of the arguments."""
@@ -39,7 +40,9 @@ class ClientCallItem(CallItem):
 
     def close(self, status: ItemStatus) -> Item:
         """Write the events that end the item, and return it."""
-        self._members = _decode_arguments("".join(self._arguments)) or {
+        arguments = _decode_arguments("".join(self._arguments))
+        self._is_whole = arguments is not None
+        self._members = arguments or {
             member: ["".join(pieces) for pieces in strings] for member, strings in self._strings.items()
         }
         return super().close(status)
@@ -206,12 +209,23 @@ class PreviewScreenCallItem(ScreenCallItem):
         return {**({"action": actions[0]} if actions else {}), "pending_safety_checks": []}
 
 
+class SearchCallItem(ClientCallItem):
+    """A call of the client's search for tools."""
+
+    prefix, item_type = "tsc", "tool_search_call"
+
+    def own_members(self, status: ItemStatus) -> Item:
+        """Return the arguments."""
+        return {"arguments": self._members if self._is_whole else {}, "execution": "client"}
+
+
 CLIENT_CALLS: dict[str, type[CallItem]] = {
     "shell": ShellCallItem,
     "local_shell": LocalShellCallItem,
     "apply_patch": PatchCallItem,
     "computer": ScreenCallItem,
     "computer_use_preview": PreviewScreenCallItem,
+    "tool_search": SearchCallItem,
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from parley.dialects.fields import Fields, is_shallow
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.responses.client_tools import OPERATIONS
+from parley.dialects.openai.responses.tools import joined_name
 
 MAX_PARTS = 1024  # commands, outputs and actions of one item
 MAX_NAME = 4096  # characters of paths and names
@@ -63,6 +64,29 @@ CALL_READERS: dict[str, tuple[str, CallReader]] = {
     "apply_patch_call": ("apply_patch", _read_patch_call),
     "computer_call": ("computer", _read_screen_call),
 }
+
+
+def read_search_arguments(item: Fields) -> str:
+    """Return the arguments of a search for tools, which are an object or its JSON. Raises BadRequest."""
+    if isinstance(item.raw_value("arguments"), str):
+        return item.string("arguments", "") or "{}"
+    return encode_json(item.free_object("arguments")).decode()
+
+
+def search_result(tools: list[Fields]) -> str:
+    """Return a sentence about the tools that a search has found. Raises BadRequest."""
+    names = [joined_name(namespace, name) for tool in tools for namespace, name in _tool_names(tool)]
+    return f"These tools are available now: {', '.join(names)}." if names else "No tool was found."
+
+
+def _tool_names(tool: Fields) -> Iterator[tuple[str, str]]:
+    """Yield the name of a tool with its namespace, or those of the tools in a namespace."""
+    name = tool.string("name", "", cap=MAX_NAME)
+    if tool.raw_value("type") == "namespace":
+        for inner in tool.objects("tools", cap=MAX_PARTS):
+            yield name, inner.string("name", "", cap=MAX_NAME)
+    elif name:
+        yield "", name
 
 
 def read_shell_output(item: Fields) -> str:

@@ -131,6 +131,12 @@ CLIENT_TOOLS = {
     "computer": COMPUTER,
     "computer_use_preview": COMPUTER_PREVIEW,
 }
+# A client's own search has the client's description and schema; these stand in for absent ones.
+TOOL_SEARCH = ClientTool(
+    "tool_search",
+    "Searches for tools that are not shown yet, and makes those that it finds available.",
+    closed_schema({"query": text_schema("What the tools should do.")}, ["query"]),
+)
 SCREEN_TOOLS = ("computer", "computer_use_preview")
 CHOICE_ALIASES = {"computer_use": "computer"}
 

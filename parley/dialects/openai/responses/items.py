@@ -18,6 +18,7 @@ from parley.dialects.media import InterleavedText, check_media_counts
 from parley.dialects.openai.custom_tools import custom_arguments
 from parley.dialects.openai.media_parts import MediaReader
 from parley.dialects.openai.responses import client_items, tools
+from parley.dialects.openai.responses.client_tools import TOOL_SEARCH
 from parley.dialects.openai.responses.content import ContentReader
 from parley.dialects.openai.responses.response_rules import ResponsesRules, conversation_error, unserved_error
 from parley.dialects.openai.tools import MAX_TOOLS
@@ -34,7 +35,7 @@ TURN_JOINT = "\n"  # between the texts of one turn of the assistant
 # Calls of tools that another provider ran: they hold no text for the model.
 PASSED_ITEMS = frozenset(("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call"))
 UNSERVED_ITEMS = frozenset(
-    ("compaction_trigger", "configuration_update", "tool_search_call", "mcp_call", "mcp_list_tools",
+    ("compaction_trigger", "configuration_update", "mcp_call", "mcp_list_tools",
      "mcp_approval_request", "mcp_approval_response", "program", "program_output")
 )  # fmt: skip
 
@@ -124,6 +125,23 @@ class ConversationReader:
         if (item_id := item.string("id", None, cap=MAX_NAME)) is not None:
             self._item_calls[item_id] = _required_string(item, "call_id")
 
+    def _read_search_call(self, item: Fields) -> None:
+        """Read a search for tools by the client. One by OpenAI's service holds no text for the model."""
+        if item.has_value("call_id"):
+            self._add_call(item, TOOL_SEARCH.name, client_items.read_search_arguments(item))
+        elif self._rules.strict:
+            raise _unread_item(item, item.string("type", ""))
+
+    def _read_search_output(self, item: Fields) -> None:
+        """Read the tools that a search has found; a search by the client has a result in the conversation."""
+        if not item.has_value("call_id"):
+            self._read_added_tools(item)
+            return
+        found = list(item.objects("tools", cap=MAX_TOOLS))
+        self.added_tools += found
+        output = InterleavedText(client_items.search_result(found), [])
+        self._add_output(_required_string(item, "call_id"), output)
+
     def _read_call_output(self, item: Fields) -> None:
         self._add_output(_required_string(item, "call_id"), self._content_reader.read_content(item, "output"))
 
@@ -207,9 +225,10 @@ ITEM_READERS: dict[str, Callable[[ConversationReader, Fields], None]] = {
     "reasoning": ConversationReader._read_reasoning,
     "compaction": ConversationReader._read_compaction,
     "additional_tools": ConversationReader._read_added_tools,
-    "tool_search_output": ConversationReader._read_added_tools,
+    "tool_search_output": ConversationReader._read_search_output,
 }
 CLIENT_ITEM_READERS: dict[str, Callable[[ConversationReader, Fields], None]] = {
+    "tool_search_call": ConversationReader._read_search_call,
     **dict.fromkeys(client_items.CALL_READERS, ConversationReader._read_client_call),
     "shell_call_output": ConversationReader._read_shell_output,
     "local_shell_call_output": ConversationReader._read_local_shell_output,

@@ -23,10 +23,12 @@ HISTORY_HEADER = b"x-parley-history"
 ITEM_PREFIXES = {
     "message": "msg", "function_call": "fc", "custom_tool_call": "ctc", "reasoning": "rs", "shell_call": "sh",
     "local_shell_call": "lsh", "apply_patch_call": "apc", "computer_call": "cu",
+    "tool_search_call": "tsc", "tool_search_output": "tso",
 }  # fmt: skip
 STATUS_KINDS = frozenset(  # items that are listed with a status
     ("message", "function_call", "function_call_output", "shell_call", "shell_call_output", "local_shell_call",
-     "apply_patch_call", "apply_patch_call_output", "computer_call", "computer_call_output")
+     "apply_patch_call", "apply_patch_call_output", "computer_call", "computer_call_output",
+     "tool_search_call", "tool_search_output")
 )  # fmt: skip
 SLASH = "/"
 LOST = {"code": "server_error", "message": "The server that ran this response has ended."}

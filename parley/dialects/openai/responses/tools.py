@@ -16,7 +16,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.openai import strict_mode
 from parley.dialects.openai.common_members import read_identifier
 from parley.dialects.openai.custom_tools import custom_parameters
-from parley.dialects.openai.responses.client_tools import CHOICE_ALIASES, CLIENT_TOOLS, read_client_tool
+from parley.dialects.openai.responses.client_tools import CHOICE_ALIASES, CLIENT_TOOLS, TOOL_SEARCH, read_client_tool
 from parley.dialects.openai.responses.response_rules import ResponsesRules, unserved_error
 from parley.dialects.openai.tools import MAX_TOOLS, ToolObject
 from parley.errors import BadRequest, Invalid, excerpt
@@ -45,10 +45,12 @@ class ToolMembers:
     """The tools of a request: ``tools``, ``schema_fields``, ``choice``, ``only`` and ``allowed`` as in ``ChatPrompt``.
 
     ``declared``: the client's tools by the names that the model sees. ``shown``: ``tools`` of the answer.
-    ``reads_pictures``: whether the model does.
+    ``reads_pictures``: whether the model does. ``hides_deferred``: the client searches for tools, so the model does not
+    see those with ``defer_loading`` before an output of that search has them.
     """
 
     reads_pictures: bool = False
+    hides_deferred: bool = False
 
     tools: list[ToolObject] = field(default_factory=list)
     declared: dict[str, DeclaredTool] = field(default_factory=dict)
@@ -76,13 +78,30 @@ def read_tools(
 
     ``reads_pictures``: whether the model does.
     """
-    members = ToolMembers(reads_pictures=reads_pictures)
-    for tool in body.objects("tools", cap=MAX_TOOLS):
+    declarations = list(body.objects("tools", cap=MAX_TOOLS))
+    members = ToolMembers(reads_pictures, rules.client_tools and any(map(_is_client_search, declarations)))
+    for tool in declarations:
         members.shown.append(_read_tool(tool, members, rules))
     for tool in added:
-        _read_tool(tool, members, rules)
+        found = ToolMembers(reads_pictures)
+        _read_tool(tool, found, rules)
+        _add_tools(members, found)
     _read_tool_choice(body, members, rules)
     return members
+
+
+def _is_client_search(tool: Fields) -> bool:
+    return (tool.raw_value("type"), tool.raw_value("execution")) == (TOOL_SEARCH.name, "client")
+
+
+def _add_tools(members: ToolMembers, found: ToolMembers) -> None:
+    """Add tools that an item of the input has brought; those of the same names are the same tools."""
+    for tool in found.tools:
+        name = tool["function"]["name"]
+        if name not in members.declared:
+            members.tools.append(tool)
+            members.declared[name] = found.declared[name]
+            members.schema_fields[name] = found.schema_fields[name]
 
 
 def _read_tool(tool: Fields, members: ToolMembers, rules: ResponsesRules, namespace: str = "") -> dict[str, Any]:
@@ -97,6 +116,8 @@ def _read_tool(tool: Fields, members: ToolMembers, rules: ResponsesRules, namesp
             return _read_custom_tool(tool, members, namespace)
         case "namespace" if not namespace:
             return _read_namespace(tool, members, rules)
+        case _ if _is_client_search(tool) and rules.client_tools and not namespace:
+            return _read_client_search(tool, members, rules)
         case _ if kind in CLIENT_TOOLS and rules.client_tools and not namespace:
             return _read_client_tool(tool, kind, members)
     if kind not in OFFERED_TOOLS or rules.strict:
@@ -126,6 +147,7 @@ def _read_function(function: Fields, members: ToolMembers, rules: ResponsesRules
     shown_parameters = parameters if function.has_value("parameters") else None
     return {
         "type": "function",
+        **({"defer_loading": True} if function.boolean("defer_loading", False) else {}),
         "description": description,
         "name": name,
         "parameters": shown_parameters,
@@ -171,6 +193,19 @@ def _read_client_tool(tool: Fields, kind: str, members: ToolMembers) -> dict[str
     return {name: tool.raw_value(name) for name in tool.member_names}
 
 
+def _read_client_search(tool: Fields, members: ToolMembers, rules: ResponsesRules) -> dict[str, Any]:
+    parameters = tool.free_object("parameters") or TOOL_SEARCH.input_schema
+    is_strict = not tool.has_value("parameters") or _read_strict(tool, TOOL_SEARCH.name, parameters, rules)
+    signature = {
+        "name": TOOL_SEARCH.name,
+        "description": tool.string("description", TOOL_SEARCH.description),
+        "parameters": parameters,
+        **({"strict": True} if is_strict else {}),
+    }
+    _declare_tool(tool, members, signature, DeclaredTool(TOOL_SEARCH.name, kind=TOOL_SEARCH.name), "parameters")
+    return {name: tool.raw_value(name) for name in tool.member_names}
+
+
 def _read_namespace(tool: Fields, members: ToolMembers, rules: ResponsesRules) -> dict[str, Any]:
     namespace = read_identifier(tool)
     description = tool.string("description", None)
@@ -183,6 +218,8 @@ def _declare_tool(
 ) -> None:
     if signature["name"] in members.declared:
         raise tool.member_error("name", f"another tool is called '{signature['name']}' already.")
+    if members.hides_deferred and tool.boolean("defer_loading", False):
+        return
     members.declared[signature["name"]] = declared
     members.schema_fields[signature["name"]] = tool.member_path(schema_member)
     members.tools.append({"type": "function", "function": signature})
@@ -206,7 +243,7 @@ def _read_tool_choice(body: Fields, members: ToolMembers, rules: ResponsesRules)
             members.choice, members.only = "required", _chosen_tool(choice_object, members, rules)
         case "allowed_tools":
             _read_allowed_tools(choice_object, members, rules)
-        case _ if kind in CHOOSABLE_KINDS and rules.client_tools:
+        case _ if _is_choosable(kind, members, rules):
             members.choice, members.only = "required", _chosen_client_tool(choice_object, kind, members)
         case _:
             raise unserved_error(f"Tool type {excerpt(kind)} is not served by this server.", "tool_choice")
@@ -221,7 +258,7 @@ def _read_allowed_tools(choice_object: Fields, members: ToolMembers, rules: Resp
         kind = tool.string("type", "function", cap=256)
         if kind in ("function", "custom"):
             members.allowed.append(_chosen_tool(tool, members, rules))
-        elif kind in CHOOSABLE_KINDS and rules.client_tools:
+        elif _is_choosable(kind, members, rules):
             members.allowed.append(_chosen_client_tool(tool, kind, members))
     if not members.allowed:
         raise choice_object.member_error("tools", "must name a tool that the client runs.")
@@ -237,6 +274,11 @@ def _chosen_tool(choice_object: Fields, members: ToolMembers, rules: ResponsesRu
     if name not in members.declared:
         raise _unknown_tool(choice_object, name)
     return name
+
+
+def _is_choosable(kind: str, members: ToolMembers, rules: ResponsesRules) -> bool:
+    """Whether a choice may name a tool by this type."""
+    return rules.client_tools and (kind in CHOOSABLE_KINDS or members.client_tool_name(kind) is not None)
 
 
 def _chosen_client_tool(choice_object: Fields, kind: str, members: ToolMembers) -> str:
