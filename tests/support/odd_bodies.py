@@ -75,7 +75,7 @@ response_item_types = st.sampled_from(
     ["message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning",
      "item_reference", "compaction", "additional_tools", "web_search_call", "mcp_call", "shell_call",
      "shell_call_output", "local_shell_call", "local_shell_call_output", "apply_patch_call", "apply_patch_call_output",
-     "computer_call", "computer_call_output", "x"]
+     "computer_call", "computer_call_output", "tool_search_call", "tool_search_output", "x"]
 )  # fmt: skip
 response_part_types = st.sampled_from(
     ["input_text", "output_text", "refusal", "text", "input_image", "input_file", "x"]
@@ -89,7 +89,9 @@ response_tools = st.fixed_dictionaries(
     {},
     optional={
         "type": st.sampled_from(["function", "custom", "namespace", "web_search", "mcp", "shell", "local_shell",
-                                  "apply_patch", "computer", "computer_use_preview"]) | scalars,
+                                  "apply_patch", "computer", "computer_use_preview", "tool_search"]) | scalars,
+        "execution": st.just("client") | scalars,
+        "defer_loading": scalars,
         "environment": st.sampled_from(["local", "browser"]) | json_values,
         "name": st.sampled_from(["f", "g", "a b", ""]) | scalars,
         "parameters": schemas | json_values,
@@ -99,12 +101,16 @@ response_tools = st.fixed_dictionaries(
                                          "definition": grammar_texts | scalars}) | json_values,
     },
 )  # fmt: skip
+client_call_members = ("type", "commands", "command", "env", "path", "diff", "timeout_ms", "image_url", "file_id")
+client_call_objects = st.fixed_dictionaries({}, optional=dict.fromkeys(client_call_members, scalars | json_values))
 response_items = st.fixed_dictionaries(
     {},
     optional=dict.fromkeys(("id", "call_id", "name", "arguments", "input", "encrypted_content", "status"), scalars)
     | {"type": response_item_types | scalars, "role": st.sampled_from(["user", "assistant", "system"]) | scalars}
     | {name: client_texts | st.lists(response_parts | scalars, max_size=2) | json_values
-       for name in ("content", "output", "summary")}
+       for name in ("content", "summary")}
+    | {"output": client_texts | st.lists(response_parts | scalars, max_size=2) | json_values | client_call_objects,
+       "action": client_call_objects | json_values, "operation": client_call_objects | json_values}
     | {"tools": st.lists(response_tools, max_size=2) | json_values},
 )  # fmt: skip
 response_members = st.dictionaries(
