@@ -110,6 +110,8 @@ CALLS: dict[str, tuple[dict[str, Any], str, str, dict[str, Any]]] = {  # tool, a
                  {"action": {"commands": ["aé😀", "", "b\n"], "max_output_length": None, "timeout_ms": 5}}),
     "other order": (SHELL, '{"timeout_ms": 5, "commands": ["a"]}', "tool",
                     {"action": {"commands": ["a"], "max_output_length": None, "timeout_ms": 5}}),
+    "one string": (SHELL, '{"commands": "a"}', "tool",
+                   {"action": {"commands": ["a"], "max_output_length": None, "timeout_ms": None}}),
     "unknown members": (SHELL, '{"x": {"a": [1]}, "commands": ["a"]}', "tool",
                         {"action": {"commands": ["a"], "max_output_length": None, "timeout_ms": None}}),
     "cut commands": (SHELL, '{"commands": ["a", "b\\', "length",

@@ -63,9 +63,10 @@ class ClientCallItem(CallItem):
         """Write the events that end the item's parts."""
 
     def _texts(self, member: str) -> list[str]:
-        """Return the strings of an array."""
+        """Return the strings of an array; a string in its place is one of one."""
         value = self._members.get(member)
-        return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
+        values = value if isinstance(value, list) else [value]
+        return [text for text in values if isinstance(text, str)]
 
     def _text(self, member: str) -> str:
         """Return a string, "" if there is none."""
