@@ -152,6 +152,7 @@ SCRIPTS = {
     "anthropic/anthropic_sdk.py": "anthropic",
     "anthropic/anthropic_async.py": "anthropic",
     "anthropic/anthropic_older_sdk.py": "anthropic-older",
+    "anthropic/toolset_client.py": "anthropic",
     "anthropic/langchain_client.py": "langchain-anthropic",
     "anthropic/anthropic_sdk.mjs": "node-anthropic",
     "anthropic/ai_sdk.mjs": "node-anthropic",

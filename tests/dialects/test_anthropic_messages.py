@@ -70,6 +70,22 @@ def call(index: int, name: str, *pieces: str) -> list[ChoiceDelta]:
     ]
 
 
+def test_anthropic_call_of_a_toolset_has_the_name_of_its_member_and_of_the_toolset():
+    tools = [{"type": "computer_toolset_20260801"}, TOOL]
+    events = [ACCEPTED, *call(0, "computer_wait", '{"duration":1}'), *call(1, "f", "{}"), done("tool")]
+    reply = read(tools=tools)
+    reply.add_events(events)
+    assert json.loads(reply.render_body(USAGE))["content"] == [
+        {"type": "tool_use", "id": "toolu_0", "name": "wait", "input": {"duration": 1}, "toolset_name": "computer"},
+        {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}},
+    ]
+    start = (
+        b'{"type":"content_block_start","index":0,"content_block":{"type":"tool_use","id":"toolu_0","name":"wait",'
+        b'"input":{},"toolset_name":"computer"}}'
+    )
+    assert start in read(tools=tools, stream=True).render_chunk(events)
+
+
 def answer_body(events: list[Any], usage: Usage = USAGE, **members: Any) -> dict[str, Any]:
     reply = read(**members)
     reply.add_events([ACCEPTED, *events])

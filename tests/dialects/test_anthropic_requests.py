@@ -481,6 +481,32 @@ def test_anthropic_describes_the_screen_and_the_actions_of_a_computer(rules: Ant
     assert zooming == [*actions, "zoom"] and members[-1] == "region"
 
 
+TOOLSET = {"type": "computer_toolset_20260801"}
+
+
+@pytest.mark.parametrize("rules", [LENIENT_ANTHROPIC_RULES, STRICT_ANTHROPIC_RULES])
+def test_anthropic_toolset_is_a_function_for_each_member_that_is_enabled(rules: AnthropicRules):
+    configs = {"zoom": {"enabled": False}, "wait": {"enabled": True, "defer_loading": True}, "key": None}
+    cached = {"cache_control": {"type": "ephemeral"}}
+    functions = {
+        tool["function"]["name"]: tool["function"]
+        for tool in chat(rules, tools=[TOOLSET | cached | {"configs": configs}, TOOL]).tools
+    }
+    assert len(functions) == 17 and "computer_zoom" not in functions
+    assert {"computer_screenshot", "computer_type", "computer_wait", "f"} <= functions.keys()
+    scroll = functions["computer_scroll"]
+    assert scroll["strict"] and scroll["parameters"]["required"] == ["scroll_direction", "scroll_amount"]
+    search = TOOL | {"name": "tool_search"}
+    hidden = [tool["function"]["name"] for tool in chat(rules, tools=[TOOLSET | {"configs": configs}, search]).tools]
+    assert "computer_wait" not in hidden and "computer_key" in hidden
+
+
+def test_anthropic_calls_of_a_toolset_keep_its_name_in_the_conversation():
+    use = USE | {"name": "screenshot", "input": {}, "toolset_name": "computer"}
+    answered = turns({"role": "user", "content": "a"}, assistant(use), user(RESULT | {"toolset_name": "computer"}))
+    assert answered[1].tool_calls == [ToolCall("toolu_1", "computer_screenshot", "{}")]
+
+
 def test_anthropic_forces_a_tool_that_clients_run():
     tools = [{"type": "bash_20250124", "name": "bash", "strict": True}, TOOL]
     forced = chat(tools=tools, tool_choice={"type": "tool", "name": "bash"})
@@ -493,6 +519,11 @@ def test_anthropic_forces_a_tool_that_clients_run():
     [
         ({"type": "bash_20250124", "name": "shell"}, "tools.0.name: Input should be 'bash', but got 'shell'"),
         ({"type": "bash_20250124"}, "tools.0.name: Field required"),
+        (TOOLSET | {"configs": {"fly": {}}}, "tools.0.configs.fly: Extra inputs are not permitted"),
+        (TOOLSET | {"configs": {"zoom": {"enabled": 1}}},
+         "tools.0.configs.zoom.enabled: Input should be a valid boolean, but got an integer"),
+        ({"type": "browser_toolset_20260801"},
+         "tools.0.type: 'browser_toolset_20260801' is not supported by this server"),
         ({"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 0},
          "tools.0.max_characters: Input should be greater than or equal to 1, but got 0"),
         ({"type": "web_fetch_20250910", "name": "web_fetch"},
@@ -506,6 +537,11 @@ def test_anthropic_forces_a_tool_that_clients_run():
 )  # fmt: skip
 def test_anthropic_refuses_wrong_members_of_tools_that_clients_run(tool: dict[str, Any], sentence: str):
     assert refusal(tools=[tool]) == sentence
+
+
+def test_anthropic_refuses_two_tools_with_the_same_name_for_the_model():
+    for tools in ([TOOLSET, TOOLSET], [TOOLSET, TOOL | {"name": "computer_type"}]):
+        assert refusal(tools=tools) == "tools: Tool names must be unique."
 
 
 def test_anthropic_strict_refuses_a_schema_for_a_tool_that_clients_run():

@@ -6,12 +6,13 @@ without characters would be refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from parley.dialects.anthropic.toolsets import ToolsetMember
 from parley.dialects.json_answer import encode_json
 from parley.dialects.sse import named_event
 from parley.types import ChoiceDelta, FinishReason, ToolCallDelta
@@ -21,6 +22,7 @@ TEXT_DELTA = (
     b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"text_delta",'
     b'"text":%b}}\n\n'
 )
+NO_TOOLSETS: Mapping[str, ToolsetMember] = {}
 BlockType = Literal["text", "thinking", "tool_use"]
 
 
@@ -54,8 +56,19 @@ def client_call_id(call_id: str) -> str:
     return f"toolu_{call_id.removeprefix('call_')}" if call_id.startswith("call_") else call_id
 
 
+def call_block(
+    block: AnswerBlock, arguments: dict[str, Any], toolset_members: Mapping[str, ToolsetMember]
+) -> dict[str, Any]:
+    """Return the block of a call; one of a toolset's member has the member's own name."""
+    call = {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments}
+    member = toolset_members.get(block.name)
+    return call if member is None else call | {"name": member.name, "toolset_name": member.toolset}
+
+
 class BlockStream:
     """Writes an answer's deltas as the events of blocks. ``called``: there was a call.
+
+    ``toolset_members``: the tools of toolsets by the model's names.
 
     A server with another form of events derives its own class. ``first_ping``: follows the start of the first block.
     ``empty_arguments``: every call begins with an event without arguments.
@@ -64,9 +77,9 @@ class BlockStream:
     first_ping: ClassVar[bytes] = PING_EVENT
     empty_arguments: ClassVar[bool] = True
 
-    def __init__(self, display: ThinkingDisplay):
+    def __init__(self, display: ThinkingDisplay, toolset_members: Mapping[str, ToolsetMember] = NO_TOOLSETS):
         self.called = False
-        self._display = display
+        self._display, self._toolset_members = display, toolset_members
         self._open: AnswerBlock | None = None
         self._count = 0  # blocks so far
 
@@ -139,7 +152,7 @@ class BlockStream:
                 return {"type": "text", "text": ""}
             case "thinking":
                 return {"type": "thinking", "thinking": "", "signature": ""}
-        return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}}
+        return call_block(block, {}, self._toolset_members)
 
     def call_id(self, call_id: str) -> str:
         """Return a call's id as clients get it."""
@@ -147,10 +160,18 @@ class BlockStream:
 
 
 class BlockList:
-    """Collects the blocks of an answer in one piece. ``client_id``: returns a call's id as clients get it."""
+    """Collects the blocks of an answer in one piece. ``client_id``: returns a call's id as clients get it.
 
-    def __init__(self, display: ThinkingDisplay, client_id: Callable[[str], str] = client_call_id):
-        self._display, self._client_id = display, client_id
+    ``toolset_members`` as in ``BlockStream``.
+    """
+
+    def __init__(
+        self,
+        display: ThinkingDisplay,
+        toolset_members: Mapping[str, ToolsetMember] = NO_TOOLSETS,
+        client_id: Callable[[str], str] = client_call_id,
+    ):
+        self._display, self._toolset_members, self._client_id = display, toolset_members, client_id
         self._blocks: list[AnswerBlock] = []
 
     def add_delta(self, delta: ChoiceDelta) -> None:
@@ -184,7 +205,7 @@ class BlockList:
                 yield {"type": "thinking", "thinking": shown_text, "signature": self._display.seal(block.text)}
             elif (arguments := _read_arguments(block.text)) is not None or may_be_cut:
                 # Clients see that a call was cut off, but get no incomplete arguments.
-                yield {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments or {}}
+                yield call_block(block, arguments or {}, self._toolset_members)
             else:
                 yield {"type": "text", "text": f"{block.name}({block.text})"}
 

@@ -99,6 +99,7 @@ FIRST_ACTIONS = (
     "key", "type", "mouse_move", "left_click", "left_click_drag", "right_click", "middle_click", "double_click",
     "screenshot", "cursor_position",
 )  # fmt: skip
+SCROLL_DIRECTIONS = ("up", "down", "left", "right")
 LATER_ACTIONS = ("left_mouse_down", "left_mouse_up", "scroll", "hold_key", "wait", "triple_click")
 ZOOM: JsonSchema = {
     "type": "array",
@@ -120,7 +121,7 @@ def _computer_tool(*, has_later_actions: bool, has_zoom: bool = False) -> Anthro
     if has_later_actions:
         properties |= {
             "start_coordinate": POINT | {"description": "left_click_drag: where it begins."},
-            "scroll_direction": {"type": "string", "enum": ["up", "down", "left", "right"]},
+            "scroll_direction": {"type": "string", "enum": list(SCROLL_DIRECTIONS)},
             "scroll_amount": {"type": "integer", "minimum": 0, "description": "scroll: the clicks of the wheel."},
             "duration": {"type": "number", "minimum": 0, "description": "hold_key, wait: seconds."},
         }

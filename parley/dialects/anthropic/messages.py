@@ -65,6 +65,7 @@ class MessageBody:
         turns = turn_reader.read_turns(body)
         turn_reader.check_media(turns, dict(context.media_limits))
         tools = read_tools(body, blocks, turn_reader.tool_changes)
+        self.toolset_members = tools.toolset_members
         self.thinking: Thinking = options.read_thinking(body, rules, max_tokens, forced_call=tools.choice == "required")
         self.form: OutputForm = options.read_output_form(body, rules)
         options.check_other_members(body, blocks, context)
@@ -161,7 +162,7 @@ class MessagesReply(Reply):
         self._model = message.model  # as the client wrote it
         self._manages_context = body.has_value("context_management")
         self.request = self.build_request(body, message, max_tokens)
-        self._block_stream, self._block_list = self.make_blocks(message.thinking)
+        self._block_stream, self._block_list = self.make_blocks(message)
         self._done: ChoiceDone | None = None
 
     def build_request(self, body: Fields, message: MessageBody, max_tokens: int) -> Request:
@@ -182,10 +183,10 @@ class MessagesReply(Reply):
             counted_tokens=COUNTED_CONTEXTS * context.context_length,
         )
 
-    def make_blocks(self, thinking: Thinking) -> tuple[BlockStream, BlockList]:
+    def make_blocks(self, message: MessageBody) -> tuple[BlockStream, BlockList]:
         """Return the writers of the answer's blocks, as a stream and in one piece."""
-        display = ThinkingDisplay(not self._reasons, thinking.omitted, partial(seal_thinking, self._context))
-        return BlockStream(display), BlockList(display)
+        display = ThinkingDisplay(not self._reasons, message.thinking.omitted, partial(seal_thinking, self._context))
+        return BlockStream(display, message.toolset_members), BlockList(display, message.toolset_members)
 
     # -- a stream
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import Any, Literal
 
 import msgspec
@@ -12,6 +12,7 @@ from parley.dialects.anthropic.api_rules import AnthropicRules
 from parley.dialects.anthropic.blocks import BlockReader
 from parley.dialects.anthropic.client_tools import CLIENT_TOOLS, AnthropicTool, with_zoom
 from parley.dialects.anthropic.refusal_wording import check_member_names, unsupported_value_error
+from parley.dialects.anthropic.toolsets import TOOLSETS, ToolsetMember, read_toolset
 from parley.dialects.anthropic.turns import ToolChanges
 from parley.dialects.fields import Fields
 from parley.errors import Invalid, excerpt
@@ -33,31 +34,63 @@ ToolObject = dict[str, Any]
 
 
 class ToolMembers(msgspec.Struct, frozen=True):
-    """The tool members of a request, as in ``ChatPrompt``."""
+    """The tool members of a request, as in ``ChatPrompt``.
+
+    ``toolset_members``: the tools of toolsets by the model's names.
+    """
 
     tools: list[ToolObject] = []
     choice: Choice = "auto"
     forced: str | None = None
     parallel: bool = True
     schema_fields: dict[str, str] = {}
+    toolset_members: dict[str, ToolsetMember] = {}
+
+
+class DeclaredTool(msgspec.Struct, frozen=True):
+    """A tool of a request. ``definition``: where it is declared; ``member``: if it is one of a toolset."""
+
+    tool: ToolObject
+    definition: Fields
+    is_deferred: bool
+    member: ToolsetMember | None = None
+
+    @property
+    def name(self) -> str:
+        """The model's name for the tool."""
+        return _name_of(self.tool)
 
 
 def read_tools(body: Fields, blocks: BlockReader, changes: ToolChanges) -> ToolMembers:
     """Read the tools and the choice among them. Call it after the conversation is read. Raises BadRequest."""
     definitions = [*body.objects("tools", cap=MAX_TOOLS), *changes.definitions]
-    tools = [(definition.boolean("defer_loading", False), _read_tool(definition, blocks)) for definition in definitions]
-    _check_names(definitions)
-    names = [_name_of(tool) for _, tool in tools]
+    declared = [tool for definition in definitions for tool in _read_definition(definition, blocks)]
+    _check_names(declared)
+    names = [tool.name for tool in declared]
     hides_deferred = bool(blocks.revealed_tools) or any(map(SEARCH_TOOL.search, names))
     shown_tools = [
-        tool
-        for is_deferred, tool in tools
-        if _name_of(tool) not in changes.removed
-        and not (is_deferred and hides_deferred and _name_of(tool) not in blocks.revealed_tools)
+        tool.tool
+        for tool in declared
+        if tool.name not in changes.removed
+        and not (tool.is_deferred and hides_deferred and tool.name not in blocks.revealed_tools)
     ]
-    fields = [definition.member_path("input_schema") for definition in definitions]
     members = _read_choice(body, shown_tools, names, blocks.rules)
-    return msgspec.structs.replace(members, schema_fields=dict(zip(names, fields, strict=True)))
+    return msgspec.structs.replace(
+        members,
+        schema_fields={tool.name: tool.definition.member_path("input_schema") for tool in declared},
+        toolset_members={tool.name: tool.member for tool in declared if tool.member is not None},
+    )
+
+
+def _read_definition(definition: Fields, blocks: BlockReader) -> Iterator[DeclaredTool]:
+    """Yield the tools of an entry of ``tools``: one, or those of a toolset. Raises BadRequest."""
+    kind = definition.string("type", "custom", cap=256)
+    if kind not in TOOLSETS:
+        yield DeclaredTool(_read_tool(definition, blocks), definition, definition.boolean("defer_loading", False))
+        return
+    blocks.read_cache_control(definition)
+    for function, member, is_deferred in read_toolset(definition, kind, blocks.rules):
+        yield DeclaredTool({"type": "function", "function": function}, definition, is_deferred, member)
 
 
 def _name_of(tool: ToolObject) -> str:
@@ -128,14 +161,13 @@ def _read_display(tool: Fields) -> str:
     return f" {screen} is {width} pixels wide and {height} pixels high."
 
 
-def _check_names(tools: Iterable[Fields]) -> None:
+def _check_names(tools: Iterable[DeclaredTool]) -> None:
     """Raise Invalid if two tools have the same name."""
     names: set[str] = set()
     for tool in tools:
-        name = tool.string("name", "")
-        if name in names:
-            raise Invalid("tools: Tool names must be unique.", field=tool.member_path("name"))
-        names.add(name)
+        if tool.name in names:
+            raise Invalid("tools: Tool names must be unique.", field=tool.definition.member_path("name"))
+        names.add(tool.name)
 
 
 def _read_choice(body: Fields, tools: list[ToolObject], names: list[str], rules: AnthropicRules) -> ToolMembers:

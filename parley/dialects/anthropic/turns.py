@@ -13,6 +13,7 @@ from typing import Any
 
 from parley.dialects.anthropic.blocks import MAX_BLOCKS, SHARED_BLOCKS, BlockReader, Parts
 from parley.dialects.anthropic.refusal_wording import check_member_names, dotted_path, unsupported_value_error
+from parley.dialects.anthropic.toolsets import joined_name
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
@@ -239,6 +240,9 @@ class TurnReader:
             raise block.missing_member("id" if use_id is None else "name")
         if not block.has_value("input"):
             raise block.missing_member("input")
+        toolset = block.string("toolset_name", None, cap=256)
+        if toolset is not None:
+            name = joined_name(toolset, name)
         return ToolCall(use_id, name, encode_json(block.free_object("input")).decode())
 
 

@@ -24,7 +24,8 @@ from parley.dialects.anthropic.messages import (
     seal_thinking,
     write_managed_count,
 )
-from parley.dialects.anthropic.options import CREATE_MEMBERS, OTHER_MEMBERS, Thinking
+from parley.dialects.anthropic.options import CREATE_MEMBERS, OTHER_MEMBERS
+from parley.dialects.anthropic.toolsets import ToolsetMember
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
@@ -144,8 +145,8 @@ class VllmBlockStream(BlockStream):
     first_ping = b""
     empty_arguments = False
 
-    def __init__(self, display: ThinkingDisplay):
-        super().__init__(display)
+    def __init__(self, display: ThinkingDisplay, toolset_members: Mapping[str, ToolsetMember]):
+        super().__init__(display, toolset_members)
         self._arguments: list[str] = []  # of the last call
 
     @property
@@ -212,10 +213,11 @@ class VllmMessagesReply(MessagesReply):
             **extra_members.request_members,
         )
 
-    def make_blocks(self, thinking: Thinking) -> tuple[BlockStream, BlockList]:
+    def make_blocks(self, message: MessageBody) -> tuple[BlockStream, BlockList]:
         """Return the writers of the answer's blocks. Thinking is always shown."""
         display = ThinkingDisplay(False, False, partial(seal_thinking, self._context))
-        return VllmBlockStream(display), BlockList(display, vllm_call_id)
+        members = message.toolset_members
+        return VllmBlockStream(display, members), BlockList(display, members, vllm_call_id)
 
     # -- a stream
 
