@@ -147,3 +147,23 @@ async def test_openai_client_asks_about_a_file_that_it_uploaded(serve):
     )
     assert "Zebras sleep." in response.output_text and "When?" in response.output_text
     await client.close()
+
+
+@pytest.mark.parametrize("roles", [(), ("flex",)], ids=["server", "coordinator"])
+async def test_screenshot_of_a_computer_may_be_an_uploaded_file(serve, live_cluster, roles):
+    if roles:
+        server = (await live_cluster(*roles, settings=lambda: media_settings("qwen3_vl"))).front
+    else:
+        server = await serve(settings=media_settings("qwen3_vl"))
+    file_id = await upload(server, picture_bytes(1), "a.png", "vision")
+    call = {"type": "computer_call", "call_id": "c", "actions": [{"type": "screenshot"}], "pending_safety_checks": []}
+    members = {"model": "tiny", "temperature": 0, "max_output_tokens": 8, "tools": [{"type": "computer"}]}
+    answers = []
+    for source in ({"image_url": picture_url(1)}, {"file_id": file_id}):
+        output = {"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"} | source}
+        asked = [{"role": "user", "content": "Look."}, call, output]
+        answers.append(await server.post("/v1/responses", {"input": asked} | members))
+    assert [answer.status for answer in answers] == [200, 200], answers[0].body
+    assert answers[0].json["usage"]["input_tokens"] == answers[1].json["usage"]["input_tokens"]
+    listed = (await server.get(f"/v1/responses/{answers[1].json['id']}/input_items")).json["data"]
+    assert listed[0]["output"]["file_id"] == file_id and listed[0]["status"] == listed[1]["status"] == "completed"
