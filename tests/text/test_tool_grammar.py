@@ -15,6 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken
 
 from parley.demo import model_folder
+from parley.dialects.openai.responses.client_tools import CLIENT_TOOLS
 from parley.errors import Invalid
 from parley.text.grammar.lark import LarkWriter
 from parley.text.grammar.limits import MAX_GRAMMAR_CHARS
@@ -307,3 +308,30 @@ def test_the_text_of_a_custom_tool_follows_its_grammar_in_every_notation(row: Ca
         content, ((called, arguments),) = parse_calls(row, text, tools)
         assert not content and called == "say"
         assert re.fullmatch(rf"say({line}|\(({line})?\)){{1,3}}", json.loads(arguments)["input"]), text
+
+
+ARGUMENTS = {  # of tools that clients run: some that follow the schema, and some that do not
+    "shell": ('{"commands": ["ls", "pwd"], "timeout_ms": 5}', ('{"commands": []}', '{"commands": "ls"}', "{}")),
+    "local_shell": ('{"command": ["ls"], "env": {"A": "b"}}', ('{"command": ["ls"], "env": {"A": 1}}', '{"x": 1}')),
+    "apply_patch": ('{"type": "delete_file", "path": "a", "diff": ""}', ('{"type": "move_file", "path": "a"',)),
+    "computer": (
+        '{"actions": [{"type": "wait"}, {"type": "click", "x": 1, "y": 2, "button": "left"}]}',
+        ('{"actions": []}', '{"actions": [{"type": "click", "x": 1}]}', '{"actions": [{"type": "fly"}]}'),
+    ),
+    "computer_use_preview": ('{"action": {"type": "type", "text": "a"}}', ('{"action": {"type": "type"}}',)),
+}
+
+
+@pytest.mark.parametrize("kind", CLIENT_TOOLS)
+def test_calls_of_tools_that_clients_run_follow_their_schemas(kind: str) -> None:
+    signature = CLIENT_TOOLS[kind].signature() | {"strict": True}
+    row = next(row for row in CALLS if row.name == "hermes")
+    grammar = build_grammar(row, True, False, True, tools=[{"type": "function", "function": signature}])
+
+    def accepts(arguments: str) -> bool:
+        matcher = LLMatcher(demo_vocabulary(True), grammar)
+        text = f'<tool_call>\n{{"name": "{signature["name"]}", "arguments": {arguments}}}\n</tool_call>'
+        return matcher.consume_tokens(demo_tokenizer(True).encode(text, special=True)) and matcher.is_accepting()
+
+    valid, wrong = ARGUMENTS[kind]
+    assert accepts(valid) and not any(map(accepts, wrong))
