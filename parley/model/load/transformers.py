@@ -82,7 +82,7 @@ def load_transformers(
     if not relative_error <= DECODER_TOLERANCE[dtype]:
         raise LoadError(
             f"A {config.model_type} model gives different results over pages (off by {relative_error:.2g}); "
-            "it may keep state other than keys and values, and is not served."
+            "it may ignore positions, or keep state other than keys and values, and is not served."
         )
     progress(1.0)
     return network

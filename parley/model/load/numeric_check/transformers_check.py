@@ -72,13 +72,14 @@ def body_of(model: PreTrainedModel) -> PreTrainedModel:
 
 @torch.inference_mode()
 def transformers_deviation(network: DecoderNetwork, model: PreTrainedModel, family: MediaFamily | None = None) -> float:
-    """Return the relative error (L2) of the logits over pages, as the median over positions.
+    """Return the relative error (L2) of the logits over pages, as the largest of several medians over positions.
 
     ``family``: that of the media which the model takes, None if it takes none. With a family, the result is the larger
     of two errors: without and with images.
 
-    It is the median, because in a mixture of experts rounding alone may send single tokens to other experts. Only
-    positions after a sequence's first step count: in the others, a model is right even if it reads nothing from pages.
+    They are medians, because in a mixture of experts rounding alone may send single tokens to other experts. One is of
+    positions after a sequence's first step: in the others, a model is right even if it reads nothing from pages. The
+    others are of all positions of each sequence: a model that numbers the rows of a batch is right for the first one.
     """
     sequences = [
         ProbeSequence(torch.linspace(1, network.vocab_size - 1, length, device=model.device).long())
@@ -131,8 +132,9 @@ def _median_error(network: DecoderNetwork, model: PreTrainedModel, sequences: li
     first_steps = [
         next(count for step in PROBE_STEPS for at, count in step if at == number) for number in range(len(sequences))
     ]
-    parts = zip(errors.split(SEQUENCE_LENGTHS), first_steps, strict=True)
-    return float(torch.cat([part[count:] for part, count in parts]).median())
+    parts = errors.split(SEQUENCE_LENGTHS)
+    later = torch.cat([part[count:] for part, count in zip(parts, first_steps, strict=True)])
+    return max(float(part.median()) for part in (later, *parts))
 
 
 def _transformers_logits(
