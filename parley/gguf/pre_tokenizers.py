@@ -140,7 +140,7 @@ PRE_TOKENIZERS = {
     **dict.fromkeys(
         ("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"), _DIGITS_FIRST
     ),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo", "f2llmv2"), _QWEN_2),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo", "f2llmv2", "kolibri"), _QWEN_2),
     "qwen35": PreTokenizer((WORDS_AND_MARKS,), nfc=True),
     **dict.fromkeys(("stablelm2", "hunyuan", "solar-open", "grok-2"), PreTokenizer((WORDS,))),
     "laguna": PreTokenizer((r"[^\n]+|\n+", WORDS)),

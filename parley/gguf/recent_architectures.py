@@ -1,4 +1,4 @@
-"""Recent mixtures in GGUF files: Command A+, Hy3, Laguna, Mellum 2 and SmallThinker."""
+"""Recent mixtures in GGUF files: Command A+, Hy3, Kolibri 1, Laguna, Mellum 2 and SmallThinker."""
 
 from __future__ import annotations
 
@@ -138,6 +138,13 @@ def complete_small_thinker(model: GgufModel, config: dict[str, Any]) -> None:
     }
 
 
+def check_kolibri(model: GgufModel, config: dict[str, Any]) -> None:
+    """Raise GgufError if weights of experts have a factor, or if there is not one shared expert."""
+    for key, name in (("expert_weights_scale", "routed_scaling_factor"), ("expert_shared_count", "n_shared_experts")):
+        if config.get(name, 1) != 1:
+            raise GgufError(f"{model.paths[0].name} gives {key} as {reprlib.repr(config[name])}; only 1 is read here")
+
+
 SMALL_THINKER_WINDOW = 4096
 USUAL_PERIOD = 4  # layers; of those with and without a window
 COMMAND_MIXTURE = Architecture(
@@ -156,6 +163,13 @@ LAGUNA = Architecture(
     complete=complete_laguna,
 )
 HY_3 = Architecture("hy_v3", "HYV3ForCausalLM", DEEPSEEK_MIXTURE_NAMES, gating=SIGMOID, complete=complete_hy_3)
+KOLIBRI = Architecture(
+    "kolibri1",
+    "Kolibri1ForCausalLM",
+    DEEPSEEK_MIXTURE_NAMES | {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"},
+    gating=SIGMOID,
+    complete=check_kolibri,
+)
 MELLUM = Architecture("mellum", "MellumForCausalLM", fields={"norm_topk_prob": True}, complete=complete_mellum)
 SMALL_THINKER = Architecture(
     "smallthinker",
@@ -167,6 +181,8 @@ SMALL_THINKER = Architecture(
 RECENT_ARCHITECTURES = {
     "cohere2moe": replace(COMMAND_MIXTURE, mixture=COMMAND_MIXTURE),
     "hy_v3": replace(HY_3, mixture=HY_3),
+    # llama.cpp does not know Kolibri yet; its ports have two names for it
+    **dict.fromkeys(("kolibri1", "kolibri"), replace(KOLIBRI, mixture=KOLIBRI)),
     "laguna": replace(LAGUNA, mixture=LAGUNA),
     "mellum": replace(MELLUM, mixture=MELLUM),
     "smallthinker": replace(SMALL_THINKER, mixture=SMALL_THINKER),

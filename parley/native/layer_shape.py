@@ -26,7 +26,8 @@ class Routing:
     ``chosen_groups`` whose ``group_best`` best experts have the largest sum are chosen first. The weights of the chosen
     experts are their scores, divided by their sum if ``normalized``, times ``scale``. ``shared``: whether the mixture
     has an MLP that computes each row: 0 none, 1 with weight 1, 2 with the sigmoid of one more logit. ``weighs_inputs``:
-    weights multiply the inputs of the chosen experts instead of their outputs (Llama 4).
+    weights multiply the inputs of the chosen experts instead of their outputs (Llama 4). ``chooses_by_logits``: the
+    bias of the choice is added to logits, not to scores (Kolibri).
 
     With a ``margin`` of 0 or more the router is a sparse mixer (arXiv 2409.12136, as it infers): experts are chosen one
     after another, the largest logit m first, and an expert's weight is its share of a softmax over those left whose
@@ -42,6 +43,7 @@ class Routing:
     normalized: bool = False
     shared: int = 0
     weighs_inputs: bool = False
+    chooses_by_logits: bool = False
     scale: float = 1.0
     margin: float = -1.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -61,6 +62,7 @@ OWN_TYPES = {
     "hy3": {},
     "jais2": {},
     "kimi_linear": {},
+    "kolibri1": {},
     "laguna": {},
     "laguna with a gate for each number": {},
     "mellum": {"mlp_layer_types": ["sparse"] * 3},
@@ -83,6 +85,7 @@ TRIED = (
         "mistral4",
         "mellum",
         "cohere2_moe",
+        "kolibri1",
         "laguna",
     ]
 )
@@ -262,3 +265,24 @@ def test_window_of_0_means_no_window():
     phi = {key.replace("exaone.", "phi3."): value for key, value in model.metadata.items()}
     model.metadata.update(phi | {"general.architecture": "phi3", "phi3.attention.sliding_window": 0})
     assert "sliding_window" not in model_config(model)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("expert_weights_scale", 2.5, "gives expert_weights_scale as 2.5; only 1 is read here"),
+        ("expert_shared_count", 2, "gives expert_shared_count as 2; only 1 is read here"),
+    ],
+)
+def test_other_experts_of_kolibri_are_refused(key, value, reason):
+    model = read_header("kolibri1")
+    model.metadata[f"kolibri1.{key}"] = value
+    with pytest.raises(GgufError, match=rf"^x\.gguf {reason}$"):
+        model_config(model)
+
+
+def test_kolibri_under_its_other_name_is_read_alike():
+    model = read_header("kolibri1")
+    renamed = {key.replace("kolibri1.", "kolibri."): value for key, value in model.metadata.items()}
+    other = replace(model, metadata=renamed | {"general.architecture": "kolibri"})
+    assert model_config(other) == model_config(model)

@@ -202,6 +202,7 @@ ROUTINGS = [
     native.Routing(1, 1),
     native.Routing(16, 2, margin=0.02),
     native.Routing(9, 3, margin=0.5, shared=1),
+    native.Routing(24, 5, sigmoid=True, chooses_by_logits=True),
 ]
 
 

@@ -280,6 +280,7 @@ def decoder_configs() -> st.SearchStrategy[DecoderConfig]:
             experts_per_token=draw(st.integers(1, 3)),
             shared=shared,
             weighs_inputs=draw(st.booleans()),
+            chooses_by_logits=draw(st.booleans()),
             margin=margin,
             **groups,
         )

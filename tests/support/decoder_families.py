@@ -96,6 +96,10 @@ LATER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "flint",
         HEADS | ROUTED | {"sliding_window": 20, "num_hidden_layers": 5, "shared_expert_intermediate_size": 48},
     ),
+    "kolibri1": (
+        "kolibri1",
+        HEADS | ROUTED | {"sliding_window": 20, "num_hidden_layers": 5, "shared_expert_intermediate_size": 48},
+    ),
     "laguna": (
         "laguna",
         ROUTED

@@ -1,4 +1,4 @@
-"""What llama.cpp's converter writes of Command A+, Hy3, Laguna, Mellum 2, Mistral 4 and MiMo-V2.5.
+"""What llama.cpp's converter writes of Command A+, Hy3, Kolibri 1, Laguna, Mellum 2, Mistral 4 and MiMo-V2.5.
 
 The gguf package does not know all of them; it names the tensors of others that are alike.
 """
@@ -17,9 +17,14 @@ STAND_INS = {
     "hy_v3": "dots1",
     "laguna": "dots1",
     "mellum": "dots1",
+    "kolibri1": "dots1",
+    "kolibri": "dots1",
 }
 
-LAGUNA_NAMES = {
+OTHER_NAMES = {
+    r"moe\.router\.expert_bias\.bias": "exp_probs_b.bias",
+    r"post_attn_norm\.weight": "post_attention_norm.weight",
+    r"post_ffn_norm\.weight": "post_ffw_norm.weight",
     r"self_attn\.g_proj\.weight": "attn_gate.weight",
     r"mlp\.experts\.e_score_correction\.bias": "exp_probs_b.bias",
 }
@@ -43,6 +48,12 @@ def add_recent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any
         return {"moe_intermediate_size": config["intermediate_size"]}
     if writer.arch == "laguna":
         return add_laguna(writer, config)
+    if config["model_type"] == "kolibri1":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_shared_count(1)
+        writer.add_sliding_window_pattern([layer_type == "sliding_attention" for layer_type in config["layer_types"]])
+        return {"intermediate_size": config["moe_intermediate_size"]}
     if writer.arch != "mellum":
         return {}
     ropes = config["rope_parameters"]
@@ -71,7 +82,7 @@ def add_laguna(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any
 
 def recent_name(name: str) -> str | None:
     """Return a file's name of a tensor that the package does not know in its architecture."""
-    for pattern, written in LAGUNA_NAMES.items():
+    for pattern, written in OTHER_NAMES.items():
         if match := re.fullmatch(rf"model\.layers\.(\d+)\.{pattern}", name):
             return f"blk.{match[1]}.{written}"
     packed = re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.qkv_proj\.(weight|bias)", name)

@@ -124,8 +124,8 @@ class MixtureFamily:
 
     ``layouts``: the names of tensors, in each published form of its checkpoints. ``normalized``: whether the
     weights of a row's experts are divided by their sum, or None if ``norm_topk_prob`` says so. ``is_sigmoid``: scores
-    are sigmoids. ``group_best`` and ``weighs_inputs``: of ``Routing``. ``shared``: of ``Routing``, for models with
-    shared experts. ``jitter``: the field of half the margin of a sparse mixer.
+    are sigmoids. ``group_best``, ``weighs_inputs`` and ``chooses_by_logits``: of ``Routing``. ``shared``: of
+    ``Routing``, for models with shared experts. ``jitter``: the field of half the margin of a sparse mixer.
     """
 
     layouts: tuple[MixtureNames, ...]
@@ -135,6 +135,7 @@ class MixtureFamily:
     group_best: int = 1
     shared: int = 0
     weighs_inputs: bool = False
+    chooses_by_logits: bool = False
     jitter: str | None = None
 
     def read_routing(self, fields: Mapping[str, Any]) -> Routing:
@@ -161,6 +162,7 @@ class MixtureFamily:
             normalized=bool(fields["norm_topk_prob"]) if self.normalized is None else self.normalized,
             shared=self.shared if self.read_shared_width(fields) else 0,
             weighs_inputs=self.weighs_inputs,
+            chooses_by_logits=self.chooses_by_logits,
             scale=float(fields.get("routed_scaling_factor") or 1.0),
             margin=-1.0 if self.jitter is None else 2 * read_number(fields, self.jitter),
         )
@@ -407,6 +409,16 @@ EXAONE_MIXTURE = replace(
         _gguf_layout(DEEPSEEK_NAMES),
     ),
     has_mixture=exaone_layers,
+)
+KOLIBRI_MIXTURE = MixtureFamily(
+    (
+        replace(DEEPSEEK_NAMES, choice_bias="moe.router.expert_bias"),
+        *_both_layouts(DEEPSEEK_NAMES),
+        _gguf_layout(DEEPSEEK_NAMES),
+    ),
+    is_sigmoid=True,
+    shared=1,
+    chooses_by_logits=True,
 )
 AXK1_MIXTURE = replace(GLM4_MIXTURE, has_mixture=exaone_layers)
 SHARED_MLP: dict[str, Any] = {

@@ -25,7 +25,7 @@ class RoutingStruct(ctypes.Structure):
 
     _fields_ = [
         *((name, N) for name in ("experts", "experts_per_token", "groups", "chosen_groups", "group_best")),
-        *((name, N) for name in ("sigmoid", "normalized", "shared", "weighs_inputs")),
+        *((name, N) for name in ("sigmoid", "normalized", "shared", "weighs_inputs", "chooses_by_logits")),
         *((name, R) for name in ("scale", "margin")),
     ]
 

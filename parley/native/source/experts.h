@@ -5,7 +5,7 @@
 // How a router turns logits into chosen experts and their weights. Fields as in Routing of native/layer_shape.py.
 struct Routing {
   int64_t experts, experts_per_token, groups, chosen_groups, group_best;
-  int64_t sigmoid, normalized, shared, weighs_inputs;
+  int64_t sigmoid, normalized, shared, weighs_inputs, chooses_by_logits;
   float scale, margin;
 };
 

@@ -1,7 +1,7 @@
 // The router of a mixture of experts: chooses the experts of each row, and computes their weights.
 //
 // A row's scores are the softmax or the sigmoids of its logits. The experts with the largest scores are chosen, of
-// equal ones those with the lowest numbers; a bias may be added for the choice only. If experts are in groups, the
+// equal ones those with the lowest numbers; a bias may be added for the choice only, to scores or to logits. If experts are in groups, the
 // groups whose best experts score most are chosen first, and then experts of these groups. With a margin, each choice
 // has a softmax of its own, over those that are left and close to the best. All in fp32, one thread per row.
 #include <algorithm>
@@ -72,7 +72,8 @@ void route_row(const Routing& r, const float* logits, const float* bias, int64_t
                float* choice, bool* taken) {
   if (r.margin >= 0) return choose_with_margin(r, logits, ids, weights, taken);
   score(r, logits, r.normalized && !bias, scores);
-  for (long i = 0; i < r.experts; i++) choice[i] = bias ? scores[i] + bias[i] : scores[i];
+  const float* basis = r.chooses_by_logits ? logits : scores;
+  for (long i = 0; i < r.experts; i++) choice[i] = bias ? basis[i] + bias[i] : basis[i];
   std::fill(taken, taken + r.experts, false);
   if (r.groups > 1) choose_groups(r, choice, taken);
   float total = 0;

@@ -17,7 +17,7 @@ from parley.native.torch_forms.torch_streams import limit_gates
 def route(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the chosen experts of each row, best first, int64 [T, chosen], and their weights float32 [T, chosen].
 
-    ``logits`` float32 [T, experts]; ``bias`` float32 [experts] is added to scores for the choice only. Of equal scores,
+    ``logits`` float32 [T, experts]; ``bias`` float32 [experts] is added for the choice only. Of equal scores,
     the expert with the lower number is chosen first. The weight of a shared expert comes last, and so does its logit.
     """
     own_logits = logits[:, : routing.experts]
@@ -34,7 +34,8 @@ def _choose_best(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the experts with the largest scores, and their weights before ``scale``."""
     scores = _sigmoid(logits) if routing.sigmoid else logits.softmax(-1)
-    choice = scores if bias is None else scores + bias
+    basis = logits if routing.chooses_by_logits else scores
+    choice = basis if bias is None else basis + bias
     if routing.groups > 1:
         choice = choice.masked_fill(~_in_best_groups(choice, routing), float("-inf"))
     ids = _best_numbers(choice, routing.experts_per_token)

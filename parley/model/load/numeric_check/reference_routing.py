@@ -14,7 +14,8 @@ def expert_shares(logits: torch.Tensor, bias: torch.Tensor | None, routing: Rout
     if routing.margin >= 0:
         return sparse_shares(logits, routing)
     scores = logits.sigmoid() if routing.sigmoid else logits.softmax(-1)
-    choice = scores if bias is None else scores + bias
+    basis = logits if routing.chooses_by_logits else scores
+    choice = basis if bias is None else basis + bias
     if routing.groups > 1:
         grouped = choice.view(len(choice), routing.groups, -1)
         best = grouped.topk(routing.group_best).values.sum(-1).topk(routing.chosen_groups).indices

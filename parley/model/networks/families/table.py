@@ -17,6 +17,7 @@ from parley.model.networks.families.gemma_decoders import (
 )
 from parley.model.networks.families.gpt_decoders import BLOOM, GPT2, GPT_BIGCODE, GPT_NEO, MPT, OPT, XGLM
 from parley.model.networks.families.kimi_delta_decoders import BAILING_HYBRID, KIMI_LINEAR
+from parley.model.networks.families.kolibri_decoders import KOLIBRI1
 from parley.model.networks.families.laguna_decoders import LAGUNA
 from parley.model.networks.families.latent_decoders import (
     AXK1,
@@ -224,6 +225,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "granitemoe_swa": GRANITE_MOE_SWA,
     "mellum": MELLUM,
     "flint": FLINT,
+    "kolibri1": KOLIBRI1,
     "laguna": LAGUNA,
     "nemotron-nas": DECILM,
     "deci": DECILM,
