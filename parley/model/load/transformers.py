@@ -29,10 +29,14 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
+from parley.model.load.multimodal import language_model_config
 from parley.model.load.numeric_check.decoder_check import DECODER_TOLERANCE
 from parley.model.load.numeric_check.transformers_check import transformers_deviation
 from parley.model.load.text_encoders.encoders import ENCODER_LOADERS
 from parley.model.load.transformers_network import TransformersNetwork, build_network
+from parley.model.networks.config_reader import read_decoder_config
+from parley.model.networks.families.table import FUSABLE_TYPES
+from parley.model.networks.rope import Unfusable
 from parley.text.media_family import read_media_family
 
 PAGED_LAYER_TYPES = {"full_attention", "sliding_attention"}  # the layer_types that KV pages support
@@ -153,9 +157,20 @@ def read_supported_config(folder: Path) -> PreTrainedConfig:
     if unsupported:
         layer_kind = min(unsupported)
         reason = "are not computed here" if layer_kind in STATELESS_LAYER_TYPES else "keep more than keys and values"
-        raise LoadError(f"A {kind} model has layers of kind {layer_kind}, which {reason}.")
+        raise LoadError(f"A {kind} model has layers of kind {layer_kind}, which {reason}{_unfused_clause(folder)}.")
     result: PreTrainedConfig = config
     return result
+
+
+def _unfused_clause(folder: Path) -> str:
+    """Return a clause about why a model of a type on the fused decoder does not run there; empty for other types."""
+    config = language_model_config(read_config(folder))
+    if config["model_type"] in FUSABLE_TYPES:
+        try:
+            read_decoder_config(config)
+        except Unfusable as reason:
+            return f"; only parley's own decoder computes them, but {reason}"
+    return ""
 
 
 @contextmanager
