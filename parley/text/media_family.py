@@ -126,6 +126,9 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "llava_next_video": _FamilyRow({"image": _IMAGE, "video": _VIDEO}),
     "vipllava": _FamilyRow({"image": _IMAGE}),
     "llava_onevision": _FamilyRow({"image": _IMAGE, "video": _VIDEO}),
+    "video_llava": _FamilyRow({"image": _IMAGE, "video": _VIDEO}),
+    "fast_vlm": _FamilyRow({"image": _IMAGE}, needs_timm=True),
+    "perception_lm": _FamilyRow({"image": _IMAGE, "video": _VIDEO}, needs_timm=True),
     "qwen2_vl": _QWEN_VL,
     "qwen2_5_vl": _QWEN_VL,
     "qwen3_vl": _QWEN_VL,
@@ -178,6 +181,7 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "glmasr": _FamilyRow({"audio": _AUDIO._replace(edges=("<|begin_of_audio|>", "<|end_of_audio|>"))}),
     "audioflamingo3": _FamilyRow({"audio": _AUDIO}),
     "musicflamingo": _FamilyRow({"audio": _AUDIO}),
+    "moss_transcribe_diarize": _FamilyRow({"audio": _AUDIO._replace(edges=("<|audio_start|>", "<|audio_end|>"))}),
     "granite_speech": _FamilyRow({"audio": _AUDIO}),
     "granite_speech_plus": _FamilyRow({"audio": _AUDIO}),
     "nemotron_h_omni": _FamilyRow(

@@ -46,11 +46,12 @@ VIDEO_FAMILIES = [
     "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glm4v", "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5",
     "video_llama_3", "gemma4", "gemma4_31b", "gemma4_unified", "nemotron_h_omni",
 ]  # fmt: skip
-# Of these Transformers mixes up pictures and videos
+# Of these Transformers mixes up pictures and videos, or cannot read both at once
 ONE_KIND_FAMILIES = ["smolvlm", "glm4v", "glm46v", "glm4v_moe", "glm_ocr", "glmga", "nemotron_h_omni"]
 AUDIO_FAMILIES = [
     "qwen2_audio", "qwen3_asr", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glmasr", "audioflamingo3", "voxtral",
     "gemma4", "gemma4_unified", "phi4_multimodal", "nemotron_h_omni", "granite_speech", "granite_speech_plus",
+    "moss_transcribe_diarize",
 ]  # fmt: skip
 # One without axes, three with M-RoPE, of which one has embeddings for several layers and one turns neighbouring
 # dimensions, one that sees both ways, one with inputs of layers, and one that sees both ways in some layers. LFM2-VL
@@ -67,6 +68,9 @@ if IS_NIGHT:
 if "gemma3n" in FAMILIES:  # it needs timm
     for families in (PICTURE_FAMILIES, AUDIO_FAMILIES, EXACT_FAMILIES):
         families.append("gemma3n")
+    PICTURE_FAMILIES.append("fast_vlm")
+    VIDEO_FAMILIES.append("perception_lm")
+    ONE_KIND_FAMILIES.append("perception_lm")
 GREEDY = SamplingOptions(temperature=0.0)
 
 
@@ -192,7 +196,7 @@ def test_repeated_frames_have_one_token_each():
     check_against_transformers("video_llama_3", prompt, chunk=5)
 
 
-@pytest.mark.parametrize("family", ["glmasr", "audioflamingo3", "voxtral"])
+@pytest.mark.parametrize("family", ["glmasr", "audioflamingo3", "voxtral", "moss_transcribe_diarize"])
 def test_long_clips_of_several_windows_give_the_tokens_of_transformers(family):
     sound = np.random.default_rng(6).standard_normal(41 * SAMPLING_RATE + 777).astype(np.float32)
     check_against_transformers(family, build_media_prompt(family, ["hear ", sound, " say"]), chunk=300)

@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from support.further_media_models import FURTHER_MODELS
 from support.gemma_media_models import GEMMA_MODELS
 from support.media_family_shape import Family
 from support.nemotron_models import NEMOTRON_MODELS
@@ -33,9 +34,19 @@ FAMILIES: dict[str, Family] = {
     **OCR_MODELS,
     **VISION_CHAT_MODELS,
     **NEMOTRON_MODELS,
+    **FURTHER_MODELS,
 }
 # Those with mechanisms that other families have as well are tested by night only.
-BY_NIGHT = ["paligemma", "aria", "step3p7", "ernie4_5_vl_moe", "granite4_vision", *OCR_MODELS, *VISION_CHAT_MODELS]
+BY_NIGHT = [
+    "paligemma",
+    "aria",
+    "step3p7",
+    "ernie4_5_vl_moe",
+    "granite4_vision",
+    "video_llava",
+    *OCR_MODELS,
+    *VISION_CHAT_MODELS,
+]
 IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
 SAMPLED_FAMILIES = {name: family for name, family in FAMILIES.items() if IS_NIGHT or name not in BY_NIGHT}
 

@@ -19,7 +19,10 @@ from parley.text.text_pipeline import TextPipeline
 from parley.types import ChatPrompt, EncodedMedia, Media, MediaKind, Message, PlacedMedia, ProcessedMedia, TextPrompt
 
 SIZES = {"wide": (40, 90), "tall": (120, 33), "small": (30, 31)}
-PICTURE_FAMILIES = sorted(family for family, shape in SAMPLED_FAMILIES.items() if "image" in shape.parts)
+# Perception LM's processor cannot read two pictures with different numbers of tiles at once
+PICTURE_FAMILIES = sorted(
+    family for family, shape in SAMPLED_FAMILIES.items() if "image" in shape.parts and family != "perception_lm"
+)
 
 
 @cache

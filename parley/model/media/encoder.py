@@ -197,6 +197,8 @@ def find_feature_function(model: Any, kind: MediaKind) -> FeatureFunction:
     if not functions:
         raise EncoderError(f"The model has no encoder for this {kind}.")
     function: FeatureFunction = functions[0]
+    if model.config.model_type == "perception_lm" and kind == "video":
+        return lambda pixel_values_videos: function(pixel_values_videos)
     return function
 
 

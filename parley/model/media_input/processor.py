@@ -49,6 +49,7 @@ MARK_NAMES = (
     "audio_end_token",
 )
 TEXT_TENSORS = {"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids", "labels"}  # one number for each token
+GUESSED_LAYOUT_TYPES = {"video_llava"}  # whose processors take the height of some small pictures for colours
 SINGLE_VIDEO_TYPES = {"nemotron_h_omni"}  # whose processors read the metadata of one video, not of several
 # For models whose processors in Transformers need a package that is not installed here, or accept no mark of an item
 OWN_PROCESSORS: dict[str, Callable[[Path, int], Any]] = {
@@ -118,7 +119,8 @@ class ItemProcessor:
 
     def process_image(self, image: Image.Image, options: dict[str, Any]) -> ProcessedTensors:
         """Process an image. Raises UnusableMedia."""
-        processed = self._process("image", {"images": [image], **check_options("image", options)})
+        layout = {"input_data_format": "channels_last"} if self._family.model_type in GUESSED_LAYOUT_TYPES else {}
+        processed = self._process("image", {"images": [image], **layout, **check_options("image", options)})
         self._check_patches(processed.tensors)
         return processed
 
