@@ -17,8 +17,10 @@ from typing import Literal, NamedTuple, Protocol
 
 from parley.core.rope_positions import RopePositions, hashed_items
 from parley.types import EngineRequest, MediaItem, PoolingTask, PrefillChunk, TokenScore
+from parley.types.media import LEAD_UNIT, lead_length
 
 PAGE_SIZE = 16  # tokens in a page of the KV cache, and the span of one prefix hash
+assert LEAD_UNIT % PAGE_SIZE == 0
 
 
 class LoadedAdapter(Protocol):
@@ -124,6 +126,11 @@ class Sequence:
     def rope_positions(self) -> RopePositions | None:
         """The rotary positions on three axes; None if each token's position is its index on all of them."""
         return RopePositions.of_prompt(self.request.media, self.prompt_len)
+
+    @cached_property
+    def lead(self) -> int:
+        """Number of its first tokens that are no text, as in ``lead_length``."""
+        return lead_length(self.request.media)
 
     @cached_property
     def prompt_sees_both_ways(self) -> bool:

@@ -24,6 +24,7 @@ from parley.core.sequence import (
     StepRow,
     StepStarter,
 )
+from parley.model.leading_media import see_pictures, text_part, unscored_positions
 from parley.model.media_batch import add_media, has_media, placeholder_positions
 from parley.model.networks import lora
 from parley.model.networks.decode_graphs import DecodeGraphs
@@ -165,17 +166,19 @@ class DecoderRunner:
         """Pack the rows, with their drafts and LoRA adapters, into one batch.
 
         A token that the host does not know yet is 0 (see ``core.run_ahead``)."""
-        batch = PackedBatch.pack_parts(
-            ((_row_tokens(row) or [0], row.start, row.sequence.block_table) for row in rows), self.device
-        )
-        batch.result_counts = [_count_results(row) for row in rows]
+        batch = PackedBatch.pack_parts((text_part(row, _row_tokens(row) or [0]) for row in rows), self.device)
+        batch.result_counts = [
+            min(span.count, _count_results(row)) for row, span in zip(rows, batch.spans, strict=True)
+        ]
         batch.mark_long_rope([row.sequence.uses_long_rope for row in rows])
         if self.states is not None:
             uses = [
                 row.states or advance_slot(row.sequence.slot, span) for row, span in zip(rows, batch.spans, strict=True)
             ]
             batch.states = self.states.select_states(batch.spans, uses)
-        if has_media(rows):
+        if any(row.sequence.lead for row in rows):
+            batch.pictures = see_pictures(batch, rows)
+        elif has_media(rows):
             add_media(batch, rows)
         adapter_tokens: dict[lora.LoraAdapter, list[int]] = {}
         for row, span in zip(rows, batch.spans, strict=True):
@@ -307,11 +310,13 @@ class DecoderRunner:
         start = row.score_from - 1  # position p predicts token p + 1
         end = min(row.start + row.count, sequence.prompt_len - 1)  # the last prompt token predicts an output token
         top_count = max(0, sequence.request.prompt_logprobs)
-        placeholders = placeholder_positions(sequence, start + 1, end + 1)
-        scores: list[TokenScore | None] = []
+        placeholders = placeholder_positions(sequence, start + 1, end + 1) | unscored_positions(sequence)
+        first = row.start + row.token_count - len(hidden)  # of the text, if pictures lead it
+        scores: list[TokenScore | None] = [None] * max(0, min(first, end) - start)
+        start = max(start, first)
         for part_start in range(start, end, SCORE_ROWS):
             part_end = min(part_start + SCORE_ROWS, end)
-            logits = self.network.compute_logits(hidden[part_start - row.start : part_end - row.start])
+            logits = self.network.compute_logits(hidden[part_start - first : part_end - first])
             if not torch.isfinite(logits.amax(-1)).all():
                 result.error = BROKEN_LOGITS
                 return

@@ -58,6 +58,29 @@ class AltUpWeights:
 
 
 @dataclass(frozen=True)
+class CrossAttentionWeights:
+    """The weights of a layer with cross-attention (Llama 3.2 Vision), which reads embeddings of pictures:
+
+        residual += attention_gate * output(attention(query_norm(query(norm(residual))), keys, values))
+        residual += mlp_gate * down(silu(gate(x)) * up(x)), x = mlp_norm(residual)
+
+    ``keys_values`` computes the keys and then the values of an embedding; ``key_norm`` is that of each head's key.
+    """
+
+    query: PackedWeight
+    keys_values: PackedWeight
+    output: PackedWeight
+    gate_up: PackedWeight
+    down: PackedWeight
+    norm: Norm
+    query_norm: Norm
+    key_norm: Norm
+    mlp_norm: Norm
+    attention_gate: float
+    mlp_gate: float
+
+
+@dataclass(frozen=True)
 class DecoderLayer:
     """The weights of one layer. Weights that the layer does not have, according to its ``LayerShape``, are None.
 
@@ -79,6 +102,7 @@ class DecoderLayer:
     * Per-layer inputs: ``input_gate``, ``input_up`` and ``input_after_norm``.
     * Norms before the last linear layers (BitNet, arXiv 2402.17764): ``attended_norm`` of the rows that ``output``
       reads, and ``active_norm`` of those that ``down`` reads.
+    * Cross-attention: ``cross``.
     * Alternating updates: ``altup``, ``altup_norm``, and the weights of ``laurel``.
     """
 
@@ -113,6 +137,7 @@ class DecoderLayer:
     input_up: PackedWeight | None = None
     input_after_norm: Norm | None = None
     output_scale: float = 1.0
+    cross: CrossAttentionWeights | None = None
     altup: AltUpWeights | None = None
     altup_norm: Norm | None = None
     laurel_left: PackedWeight | None = None

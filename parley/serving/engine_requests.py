@@ -14,6 +14,7 @@ from itertools import count
 
 import msgspec
 
+from parley.core.media.placeholders import are_known_tokens
 from parley.core.rope_positions import largest_position
 from parley.errors import (
     BadRequest,
@@ -289,7 +290,8 @@ def _output_limit(model: ServedModel, request: Request, prepared: PreparedPrompt
     context_length = _context_length(info, request)
     if not token_ids:
         raise NoTokens("The prompt is empty: it has no tokens.", field="prompt")
-    if max(token_ids) >= info.vocab_size:
+    is_beyond = max(token_ids) >= info.vocab_size  # as tokens that stand for embeddings may be
+    if is_beyond and not are_known_tokens(token_ids, prepared.media, info.vocab_size):
         message = f"Token id {max(token_ids)} is out of vocabulary: there are {info.vocab_size} tokens."
         raise UnknownToken(message, token_id=max(token_ids), field="prompt")
     # The positions of a video may run ahead of its tokens.

@@ -66,6 +66,7 @@ class _FamilyRow(NamedTuple):
     is_prefix_lm: bool = False
     numbers_grids: bool = False
     begins_text_after_items: bool = False
+    leads_prompt: bool = False
 
 
 # Names that files published before the type was in Transformers have for some fields, by model type.
@@ -145,6 +146,7 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "gemma3n": _FamilyRow({"image": _IMAGE, "audio": _AUDIO}, needs_fused=True, needs_timm=True),
     "gemma4": _GEMMA4,
     "gemma4_unified": _GEMMA4._replace(sees_both_ways=True),
+    "mllama": _FamilyRow({"image": _IMAGE}, needs_fused=True, leads_prompt=True),
     "llama4": _FamilyRow({"image": _IMAGE._replace(prompt_mark="<|image|>")}),
     "aya_vision": _FamilyRow({"image": _IMAGE._replace(prompt_mark="<image>")}),
     "cohere2_vision": _FamilyRow({"image": _IMAGE}),
@@ -229,6 +231,7 @@ class MediaFamily:
     ``keeps_kinds_apart``: an encoder does something else in a prompt with items of the other kind, which is refused.
     ``is_prefix_lm``: all tokens of a prompt with items attend to each other, and a line break ends the prompt.
     ``begins_text_after_items``: the token that begins texts stands after the last item.
+    ``leads_prompt``: as in ``ProcessedMedia``.
     ``numbers_grids``: with ``has_rope_grids``, that grids are as ``EmbeddingRun.is_numbered`` says.
     """
 
@@ -248,6 +251,7 @@ class MediaFamily:
     is_prefix_lm: bool = False
     numbers_grids: bool = False
     begins_text_after_items: bool = False
+    leads_prompt: bool = False
 
     @property
     def kinds(self) -> frozenset[MediaKind]:
@@ -297,6 +301,7 @@ def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
         row.is_prefix_lm,
         row.numbers_grids,
         row.begins_text_after_items,
+        row.leads_prompt,
     )
 
 

@@ -13,10 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 
+import msgspec
+
 from parley.errors import BadMedia, Invalid
 from parley.text.media_family import MediaMarks
 from parley.text.parsing.content_parts import PromptMarks
 from parley.types import EmbeddingRun, MediaItem, MediaKind, PlacedMedia, ProcessedMedia
+from parley.types.media import LEAD_UNIT
 
 
 def template_marks(marks: Mapping[MediaKind, MediaMarks]) -> dict[MediaKind, str]:
@@ -126,6 +129,57 @@ def find_media_items(
     if first < len(placeholders):
         raise _surplus_error(items[-1].placeholder)
     return placed_items
+
+
+def begin_after_marks(
+    token_ids: list[int], items: Sequence[ProcessedMedia], find_token: Callable[[str], int | None], bos: str
+) -> list[int]:
+    """Return the tokens of a plain text with BOS after the marks that it begins with, as the processor of Llama 3.2
+    Vision writes it; other models' tokens as they are."""
+    if not any(item.leads_prompt for item in items) or not token_ids or token_ids[0] != find_token(bos):
+        return token_ids
+    mark, end = find_token(items[0].placeholder), 1
+    while end < len(token_ids) and token_ids[end] == mark:
+        end += 1
+    return [*token_ids[1:end], token_ids[0], *token_ids[end:]]
+
+
+def place_leading_items(
+    token_ids: Sequence[int], items: Sequence[ProcessedMedia], find_token: Callable[[str], int | None]
+) -> tuple[list[int], list[MediaItem]]:
+    """Return the tokens of a prompt with those of its items before them (``ProcessedMedia.leads_prompt``), and where
+    the items' embeddings belong.
+
+    The embeddings of items whose marks are next to each other are next to each other as well; those of others begin
+    with a page. Raises Invalid if the prompt has more marks than items.
+    """
+    mark = find_token(items[0].placeholder)
+    marks = [position for position, token_id in enumerate(token_ids) if token_id == mark]
+    if mark is None or len(marks) < len(items):
+        raise _missing_mark_error(items[0].placeholder, items[0].kind)
+    if len(marks) > len(items):
+        raise _surplus_error(items[0].placeholder)
+    placed: list[MediaItem] = []
+    lead: list[int] = []
+    for item, position in zip(items, marks, strict=True):
+        if position - 1 not in marks:
+            lead += [0] * (-len(lead) % LEAD_UNIT)
+        count = item.embedding_count
+        placed.append(
+            MediaItem(
+                item.kind,
+                item.digest,
+                len(lead),
+                count,
+                [EmbeddingRun(0, count)],
+                features=item.features,
+                seen_from=position,
+            )
+        )
+        lead += [mark] * count
+    lead += [0] * (-len(lead) % LEAD_UNIT)
+    placed = [msgspec.structs.replace(item, seen_from=item.seen_from + len(lead)) for item in placed]
+    return [*lead, *token_ids], placed
 
 
 def _placeholders(item: ProcessedMedia) -> list[str]:

@@ -20,9 +20,11 @@ from parley.text.grammar.answer_compiler import AnswerCompiler, AnswerGrammarCac
 from parley.text.grammar.answer_question import CompilerSetup
 from parley.text.media_family import MediaMarks, read_media_family
 from parley.text.media_prompt import (
+    begin_after_marks,
     find_media_items,
     has_own_bos,
     insert_replacements,
+    place_leading_items,
     replace_marks,
     template_marks,
 )
@@ -210,7 +212,9 @@ class TextPipeline:
         else:
             text, media = insert_replacements(prompt.text, prompt.media, media, self.media_marks)
             ids = encode(self.tokenizer, text, prompt.add_special_tokens and not has_own_bos(media))
-        return PreparedPrompt(ids, media=self._place_media(ids, media))
+            ids = begin_after_marks(ids, media, self.tokenizer.find_token, self.tokenizer.names.get("bos_token", ""))
+        ids, placed = self._place_media(ids, media)
+        return PreparedPrompt(ids, media=placed)
 
     def _encode_parts(self, prompt: JoinedPrompt, encode: EncodeText) -> list[int]:
         """Return the tokens of all parts, one after the other."""
@@ -255,11 +259,12 @@ class TextPipeline:
         rendered = self.render_chat(prompt, media)
         special = prompt.add_special_tokens and not has_own_bos(rendered.media)
         ids = prompt.preceding_ids + encode(rendered.encoder, rendered.encodable, special)
+        ids, placed = self._place_media(ids, rendered.media)
         if pooling is not None:
-            return PreparedPrompt(ids, media=self._place_media(ids, rendered.media))
+            return PreparedPrompt(ids, media=placed)
         # The start of the answer depends on the end of the text that the model reads.
         text = self.tokenizer.decode(ids, skip_special=False) if loses_end else rendered.template_text
-        return self._with_answer_form(prompt, ids, text, self._place_media(ids, rendered.media))
+        return self._with_answer_form(prompt, ids, text, placed)
 
     def _prepare_rendered_chat(self, prompt: ChatPrompt, ids: list[int]) -> PreparedPrompt:
         """Find how the answer to a conversation begins that has been rendered elsewhere."""
@@ -352,9 +357,9 @@ class TextPipeline:
         token_ids = (self.tokenizer.find_token(marks.placeholder) for marks in self.media_marks.values())
         return frozenset(token_id for token_id in token_ids if token_id is not None)
 
-    def _place_media(self, token_ids: list[int], media: Sequence[ProcessedMedia]) -> list[MediaItem]:
-        """Return where the items' embeddings belong. Raises Invalid if the prompt has other placeholders than theirs,
-        or kinds of media that the model does not read together.
+    def _place_media(self, token_ids: list[int], media: Sequence[ProcessedMedia]) -> tuple[list[int], list[MediaItem]]:
+        """Return the tokens with those that lead the prompt, and where the items' embeddings belong. Raises Invalid if
+        the prompt has other placeholders than theirs, or kinds of media that the model does not read together.
 
         A prompt without media may have placeholder tokens if a client wrote them: they are read as plain tokens.
         """
@@ -362,7 +367,9 @@ class TextPipeline:
         if self.keeps_kinds_apart and len(kinds) > 1:
             names = " and ".join(KIND_NAMES[kind] for kind in kinds)
             raise Invalid(f"The prompt has {names}, but this model reads one kind of media at a time.", field="prompt")
-        return find_media_items(token_ids, media, self.tokenizer.find_token) if media else []
+        if any(item.leads_prompt for item in media):
+            return place_leading_items(token_ids, media, self.tokenizer.find_token)
+        return token_ids, find_media_items(token_ids, media, self.tokenizer.find_token) if media else []
 
     def _write_gap(self, prompt: TextPrompt) -> str:
         """Return the text of a prompt with a suffix. Raises Unsupported."""

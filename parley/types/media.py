@@ -7,7 +7,7 @@ among the prompt's tokens, and the same file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -16,6 +16,7 @@ MediaKind = Literal["image", "video", "audio"]
 MEDIA_KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
 KIND_NAMES: Mapping[MediaKind, str] = {"image": "image", "video": "video", "audio": "audio clip"}  # in sentences
 ImageDetail = Literal["auto", "low", "high", "original"]
+LEAD_UNIT = 16  # tokens that lead a prompt are filled up to a multiple of it, which has whole pages of the KV cache
 
 
 class EncodedMedia(msgspec.Struct, frozen=True, tag=True):
@@ -124,7 +125,8 @@ class ProcessedMedia(msgspec.Struct, frozen=True):
     ``is_numbered`` with one more embedding before and after it. ``sees_both_ways``: its tokens attend to later ones of
     the same run of embeddings. ``prompt_sees_both_ways``: all tokens of its prompt attend to each other. ``seconds``:
     the length of a clip or video. ``text_edges``: the texts that the model reads between the last item and the text
-    after it, and at the end of the prompt.
+    after it, and at the end of the prompt. ``leads_prompt``: its embeddings stand before the prompt's first
+    token, not in place of marks (``lead_length``); ``replacement`` is the mark alone.
     """
 
     kind: MediaKind
@@ -143,6 +145,7 @@ class ProcessedMedia(msgspec.Struct, frozen=True):
     prompt_sees_both_ways: bool = False
     text_edges: tuple[str, str] = ("", "")
     has_numbered_grid: bool = False
+    leads_prompt: bool = False
     features: FeatureFile | None = None  # None: on an instance that gets the KV pages from another one
 
 
@@ -151,6 +154,7 @@ class MediaItem(msgspec.Struct, array_like=True, frozen=True):
 
     Tokens between ``runs`` are text, such as line breaks between rows of tiles. ``digest``, ``sees_both_ways`` and
     ``prompt_sees_both_ways`` as in ``ProcessedMedia``: pages that overlap the item are found by its digest as well.
+    ``seen_from``: of an item that leads its prompt, the position of its mark in the text; else -1.
     """
 
     kind: MediaKind
@@ -161,6 +165,7 @@ class MediaItem(msgspec.Struct, array_like=True, frozen=True):
     sees_both_ways: bool = False
     features: FeatureFile | None = None
     prompt_sees_both_ways: bool = False
+    seen_from: int = -1
 
     @property
     def end(self) -> int:
@@ -171,3 +176,13 @@ class MediaItem(msgspec.Struct, array_like=True, frozen=True):
     def embedding_count(self) -> int:
         """Number of embeddings, which is at most ``count``."""
         return sum(run.count for run in self.runs)
+
+
+def lead_length(media: Sequence[MediaItem]) -> int:
+    """Return how many tokens stand before the first token of a prompt's text: those of embeddings that only layers with
+    cross-attention read (Llama 3.2 Vision), filled up to whole pages.
+
+    They have keys and values in these layers alone, and no positions: the first token of the text has position 0.
+    """
+    end = max((item.end for item in media if item.seen_from >= 0), default=0)
+    return -(-end // LEAD_UNIT) * LEAD_UNIT

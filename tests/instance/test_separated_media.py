@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+import pytest
 from support.media_answers import picture_url
-from support.multimodal_models import multimodal_folder
+from support.multimodal_models import IS_NIGHT, multimodal_folder
 from support.prefill_decode_pair import assert_same_answer
 
 from parley.types import ParleySettings
@@ -23,6 +25,24 @@ def chat_with(*parts: Any, **members: Any) -> bytes:
     content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
     body = {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": 10}
     return json.dumps(body | {"temperature": 0, "ignore_eos": True} | members).encode()
+
+
+def led_settings() -> Settings:
+    """Those of a model that pictures lead the prompts of."""
+    return msgspec.structs.replace(media_settings(), model=str(multimodal_folder("mllama")))
+
+
+@pytest.mark.skipif(not IS_NIGHT, reason="its servers take ten seconds to start")
+async def test_separated_stages_answer_about_pictures_that_lead_the_prompt(alike) -> None:
+    single_server, pair = await alike(settings=led_settings)
+    for body in (
+        chat_with(PICTURE, "what is this, and where, and is there anything else"),
+        chat_with("first ", PICTURE, " then ", PICTURE, n=2),
+        chat_with("see ", PICTURE, use_beam_search=True, best_of=2),
+        chat_with("see ", PICTURE, prompt_logprobs=1),
+    ):
+        await assert_same_answer(single_server, pair, "/v1/chat/completions", body)
+    await pair.wait_until_idle()
 
 
 async def test_separated_stages_answer_about_pictures_like_one_server(alike) -> None:

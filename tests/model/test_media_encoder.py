@@ -119,6 +119,10 @@ def process_item(family: str, kind: MediaKind) -> ProcessedItem:
     hook.remove()
     media_family = read_media_family(read_config(multimodal_folder(family)))
     places = torch.isin(inputs["input_ids"][0], torch.tensor(all_placeholder_ids(media_family, kind)))
+    if family == "mllama":  # whose decoder reads them beside the text
+        tiles = seen["cross_attention_states"][: int(inputs["aspect_ratio_mask"].sum())]
+        features = media_process_features(family, kind, make_media(kind))
+        return ProcessedItem(features, EncodedItem(tiles.flatten(0, 1), []))
     deep = seen.get("deepstack_visual_embeds") or list(seen.get("deepstack_features", {}).values())
     expected = EncodedItem(seen["inputs_embeds"][0, places], deep)
     return ProcessedItem(media_process_features(family, kind, make_media(kind)), expected)
@@ -146,7 +150,7 @@ def test_embeddings_equal_those_of_transformers(family: str, kind: MediaKind):
     assert encoded.nbytes == 4 * 64 * len(encoded.rows) * (1 + len(encoded.deepstack))
 
 
-@pytest.mark.parametrize("family", ["gemma4", "gemma4_31b"])
+@pytest.mark.parametrize("family", ["gemma4", "gemma4_31b", "mllama"])
 def test_a_model_whose_media_need_the_fused_decoder_reads_text_only_without_it(family: str):
     runner, info = load_test_runner(multimodal_folder(family), dtype="float32", lowering=False)
     assert not info.fused

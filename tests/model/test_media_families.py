@@ -30,6 +30,7 @@ from parley.model.media_embeddings import EncodedItem
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.runner import DecoderRunner
 from parley.types import EngineRequest, SamplingOptions, TokenScore
+from parley.types.media import lead_length
 
 NEW_TOKENS = 8
 # Of the models in recent_media_models.py, those whose decoder has media in no other family. The embeddings of all, of
@@ -38,7 +39,7 @@ PICTURE_FAMILIES = [
     "llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5",
     "idefics3", "smolvlm", "internvl", "mistral3", "gemma3", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glm4v",
     "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5", "video_llama_3", "paddleocr_vl", "gemma4", "gemma4_31b",
-    "gemma4_unified", *PICTURE_MODELS, "lfm3_vl", "minicpmv4_6",
+    "gemma4_unified", *PICTURE_MODELS, "lfm3_vl", "minicpmv4_6", "mllama",
     "paligemma2", "nemotron_h_omni",
 ]  # fmt: skip
 VIDEO_FAMILIES = [
@@ -59,7 +60,7 @@ AUDIO_FAMILIES = [
 # ways.
 EXACT_FAMILIES = [
     "llava", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "gemma3", "gemma4", "gemma4_31b", "lfm2_vl", "llama4",
-    "kimi_k25", "paligemma2",
+    "kimi_k25", "paligemma2", "mllama",
 ]  # fmt: skip
 if IS_NIGHT:
     PICTURE_FAMILIES += BY_NIGHT
@@ -119,12 +120,14 @@ class PagedRun:
         batch = self.runner.pack_rows(rows)
         batch.result_counts = None  # all rows are compared
         hidden = self.runner.network.compute_hidden(batch, self.runner.pages)
-        return list(hidden.split([end - start for _, start, end in parts]))
+        return list(hidden.split([span.count for span in batch.spans]))  # of text, where images lead a prompt
 
 
 def end_of_chunk(prompt: MediaPrompt, end: int) -> int:
     """Where a chunk that wants to end at ``end`` must end, so that it has all that its last token sees."""
     media = prompt.media
+    if lead := lead_length(media):
+        return max(end, lead + 1)
     if any(item.prompt_sees_both_ways for item in media):
         return max(end, len(prompt.token_ids))
     return next((item.end for item in media if item.sees_both_ways and item.start < end < item.end), end)
@@ -140,7 +143,7 @@ def paged_logits(family: str, prompt: MediaPrompt, answer: list[int], chunk: int
         end = end_of_chunk(prompt, min(length, start + chunk))
         hidden += run.compute_hidden([(0, start, end)])
         start = end
-    return run.runner.network.compute_logits(torch.cat(hidden)[len(prompt.token_ids) - 1 :])
+    return run.runner.network.compute_logits(torch.cat(hidden)[-len(answer) :])
 
 
 def whole_answer(family: str, prompt: MediaPrompt) -> tuple[list[int], torch.Tensor]:
@@ -153,7 +156,8 @@ def whole_answer(family: str, prompt: MediaPrompt) -> tuple[list[int], torch.Ten
             output_logits=True,
             return_dict_in_generate=True,
         )
-    return output.sequences[0, len(prompt.token_ids) :].tolist(), torch.cat(output.logits).float()
+    length = prompt.inputs["input_ids"].shape[1]
+    return output.sequences[0, length:].tolist(), torch.cat(output.logits).float()
 
 
 def check_against_transformers(family: str, prompt: MediaPrompt, chunk: int) -> None:
@@ -279,7 +283,8 @@ def test_every_boundary_gives_the_same_bits(family):
     for page in range(1, length // PAGE_SIZE + 1):
         second.block_table = first.block_table[:page] + second.block_table[page:]
         start = min(page * PAGE_SIZE, length - 1)
-        assert torch.equal(run.compute_hidden([(1, start, length)])[0], expected[start:])
+        hidden = run.compute_hidden([(1, start, length)])[0]
+        assert torch.equal(hidden, expected[-len(hidden) :])
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3", "gemma4", "gemma4_31b"])

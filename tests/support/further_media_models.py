@@ -4,6 +4,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from support.media_family_shape import CLIP, LLAVA_SIZES, TEXT, VISION, Family
+from support.tiny_models import VOCAB
 
 MOSS_MARKS = {
     "audio_token": "<|audio_pad|>",
@@ -53,7 +54,33 @@ def _perception_lm(tokenizer: Any) -> Any:
     )
 
 
+def _mllama(tokenizer: Any) -> Any:
+    from transformers import MllamaImageProcessor, MllamaProcessor
+
+    return MllamaProcessor(MllamaImageProcessor(size={"height": 28, "width": 28}, max_image_tiles=4), tokenizer)
+
+
 FURTHER_MODELS: dict[str, Family] = {
+    "mllama": Family(
+        {
+            "text_config": TEXT | {"num_hidden_layers": 5, "cross_attention_layers": [1, 3], "vocab_size": VOCAB},
+            "vision_config": {
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 3,
+                "num_global_layers": 2,
+                "attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 7,
+                "vision_output_dim": 96,
+                "intermediate_layers_indices": [0, 2],
+            },
+        },
+        {"image_token": "<|image|>"},
+        {"image": "<|image|>"},
+        _mllama,
+        {"image_token_index": "image_token"},
+    ),
     "video_llava": Family(
         {"text_config": TEXT | {"model_type": "llama"}, "vision_config": CLIP},
         {"image_token": "<image>", "video_token": "<video>"},

@@ -87,6 +87,8 @@ def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
     assert facts is not None
     inputs = dict(_process(family, parts))
     token_ids = inputs["input_ids"][0].tolist()
+    if facts.leads_prompt:
+        return _build_led_prompt(family, parts, inputs)
     kind_of = {token_id: kind for kind in facts.kinds for token_id in all_placeholder_ids(facts, kind)}
     runs = [
         (kind, [place for place, _ in group])
@@ -128,6 +130,29 @@ def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
         )
     assert not runs
     return MediaPrompt(token_ids, media, encoded, inputs, all_features)
+
+
+def _build_led_prompt(family: str, parts: list[Any], inputs: dict[str, Any]) -> MediaPrompt:
+    """Build a prompt that pictures lead: each group of marks begins with a page."""
+    token_ids: list[int] = inputs["input_ids"][0].tolist()
+    mark = whole_model(family).config.image_token_index
+    marks = [place for place, token_id in enumerate(token_ids) if token_id == mark]
+    media, encoded, all_features, end = [], {}, [], 0
+    for part, place in zip((part for part in parts if not isinstance(part, str)), marks, strict=True):
+        features = dict(_process(family, [part]))
+        features.pop("cross_attention_mask")
+        all_features.append(features)
+        count = int(features["aspect_ratio_mask"].sum()) * whole_model(family).model.vision_model.num_patches
+        with media_item("image", encoder_features(features), count) as item:
+            rows = family_encoder(family).encode_item(item, lambda: None)
+        digest = sha256(part.tobytes()).digest()
+        encoded[digest] = rows
+        end = end if place - 1 in marks else -(-end // 16) * 16
+        media.append(MediaItem("image", digest, end, count, [EmbeddingRun(0, count)], seen_from=place))
+        end += count
+    lead = -(-end // 16) * 16
+    media = [replace(item, seen_from=item.seen_from + lead) for item in media]
+    return MediaPrompt([0] * lead + token_ids, media, encoded, inputs, all_features)
 
 
 def all_placeholder_ids(facts: MediaFamily, kind: MediaKind) -> list[int]:

@@ -115,7 +115,26 @@ def load_whole_model(folder: Path, attention: str | dict[str, str] = "eager") ->
     model = model_class(config).from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
     if config.model_type == "nemotron_h_omni":
         _return_frames_as_tuple(model)
+    if config.model_type == "mllama":
+        _hide_pictures_from_earlier_text(model)
     return model.eval()
+
+
+def _hide_pictures_from_earlier_text(model: Any) -> None:
+    """Let text before the first picture see none, as in Meta's own code (github.com/meta-llama/llama-models, models/
+    llama3/multimodal/model.py, CrossAttention), where Transformers lets it attend to all of them."""
+    for layer in model.model.language_model.layers:
+        if hasattr(layer, "cross_attn"):
+            seen: dict[str, Any] = {}
+            layer.register_forward_pre_hook(
+                lambda _, args, kwargs, seen=seen: seen.update(mask=kwargs["full_text_row_masked_out_mask"]),
+                with_kwargs=True,
+            )
+            layer.cross_attn.register_forward_hook(
+                lambda _, args, output, seen=seen: (
+                    (output[0] * seen["mask"][:, 0], output[1]) if seen["mask"] is not None else output
+                )
+            )
 
 
 def _return_frames_as_tuple(model: Any) -> None:

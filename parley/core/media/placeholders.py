@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from parley.types import MediaItem
+from parley.types.media import lead_length
 
 MAX_PLACEHOLDER_ID = 2**32 - 1  # may be outside of the vocabulary: the token itself is never read
 
 
 def placement_fault(media: Sequence[MediaItem], prompt_length: int) -> str | None:
     """Return why items cannot be at these positions in a prompt of ``prompt_length`` tokens, or None if they can."""
-    end = 0
+    end, lead = 0, lead_length(media)
     for item in media:
         if not end <= item.start < item.end <= prompt_length:
             return f"The {item.kind} at token {item.start} overlaps another item, or is not within the prompt."
+        if lead and not lead <= item.seen_from < prompt_length:
+            return f"The mark of the {item.kind} at token {item.start} is not within the prompt's text."
         if not _are_runs_within(item):
             return f"The embeddings of the {item.kind} at token {item.start} overlap, or are not within it."
         end = item.end
@@ -26,6 +29,8 @@ def are_known_tokens(token_ids: Sequence[int], media: Sequence[MediaItem], vocab
     ``placement_fault``."""
     if not token_ids:
         return True
+    if marks := {item.seen_from for item in media if item.seen_from >= 0}:  # they may lie beyond the vocabulary
+        token_ids = [0 if position in marks else token_id for position, token_id in enumerate(token_ids)]
     if set(map(type, token_ids)) != {int} or not 0 <= min(token_ids) <= max(token_ids) <= MAX_PLACEHOLDER_ID:
         return False
     return max(token_ids) < vocab_size or all(
@@ -36,7 +41,10 @@ def are_known_tokens(token_ids: Sequence[int], media: Sequence[MediaItem], vocab
 def end_outside_items(media: Sequence[MediaItem], prompt_length: int, start: int, end: int) -> int:
     """Return the end of a chunk that starts at token ``start``. If ``end`` is within an item whose tokens attend to
     later ones of the same item, it is moved to the item's start, or to its end if the chunk starts at or within the
-    item. A prompt whose tokens all attend to each other is a single chunk."""
+    item. A prompt whose tokens all attend to each other is a single chunk. So are the tokens that lead a prompt, with
+    at least one of its text."""
+    if start < (lead := lead_length(media)):
+        return max(end, lead + 1)
     if start < prompt_length and any(item.prompt_sees_both_ways for item in media):
         return prompt_length
     for item in media:

@@ -19,6 +19,7 @@ from parley.model.checkpoint.mlx import MlxRows
 from parley.model.checkpoint.quantization import Quantization
 from parley.model.checkpoint.weights import LinearSpec, LinearWeight, UnlikeWeights
 from parley.model.load.altup_weights import LayerAltUpWeights
+from parley.model.load.cross_weights import LayerCrossWeights
 from parley.model.load.embedding_weights import EmbeddingWeights
 from parley.model.load.indexer_weights import LayerIndexerWeights
 from parley.model.load.linear_parts import LayerLinearParts
@@ -49,6 +50,7 @@ class DecoderWeights:
         self.states = LayerStateWeights(self)
         self.altup = LayerAltUpWeights(self)
         self.indexers = LayerIndexerWeights(self)
+        self.cross = LayerCrossWeights(self)
         self.norms = NormWeights(self, self.states.norm_names)
         self.linears = LayerLinearParts(self, self.states, self.mixtures)
         self.embeddings = EmbeddingWeights(self, self.norms, self.altup)
@@ -73,7 +75,7 @@ class DecoderWeights:
         if self.config.tensors.activation_factors:
             module = self.layer_name(layer, self.config.tensors.activation_factors)
             names += [f"{module}.{name}" for name in XIELU_TENSORS]
-        names += self.indexers.layer_tensors(layer)
+        names += self.indexers.layer_tensors(layer) + self.cross.layer_tensors(layer)
         return names + self.mixtures.layer_tensors(layer) + self.altup.layer_tensors(layer)
 
     @property
@@ -82,6 +84,7 @@ class DecoderWeights:
         config, numbers = self.config, 1 + self.config.norms.has_bias  # numbers of a norm for each of its outputs
         total = config.hidden_size * numbers * bool(config.tensors.norm)
         total += config.vocab_size * (config.hidden_size * (1 if config.tied else 2) + self.head.bias)
+        total += config.extra_tokens * config.hidden_size
         total += self.embeddings.extra_parameters
         for layer in range(config.layer_count):
             widths = dict(self.norms.layer_norms(layer).values())  # some are used twice
@@ -90,6 +93,7 @@ class DecoderWeights:
             total += sum(linear.out_features * (linear.in_features + linear.bias) for linear in linears)
             total += self.mixtures.layer_parameters(layer) + config.heads * bool(self._sinks_name(layer))
             total += self.altup.layer_parameters(layer) + self.indexers.layer_parameters(layer)
+            total += self.cross.layer_parameters(layer)
             total += 2 * bool(config.tensors.activation_factors)  # the third is no parameter
             total += sum(map(math.prod, self.states.layer_tensors(layer).values()))
         return total
@@ -130,6 +134,7 @@ class DecoderWeights:
             self.states.check_shapes(layer)
             self.altup.check_shapes(layer)
             self.indexers.check_shapes(layer)
+            self.cross.check_shapes(layer)
             self.read_sinks(layer)
             self.read_output_scale(layer)
             self.read_activation_factors(layer)
@@ -205,7 +210,7 @@ class DecoderWeights:
         }
         members |= {"sinks": self.read_sinks(index), "mixture": self.mixtures.pack_layer(index)}
         members |= {"state": self.states.read_layer(index), "altup": self.altup.pack_layer(index)}
-        members["indexer"] = self.indexers.pack_layer(index)
+        members |= {"indexer": self.indexers.pack_layer(index), "cross": self.cross.pack_layer(index)}
         if slopes := self.config.layers[index].slopes:
             members["slopes"] = torch.tensor(slopes, dtype=torch.float32, device=self.device)
         layer = DecoderLayer(**members)

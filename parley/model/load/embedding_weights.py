@@ -25,7 +25,8 @@ class EmbeddingWeights:
     def __init__(self, weights: LinearReader, norms: NormWeights, altup: LayerAltUpWeights):
         self._weights, self._norms, self._altup = weights, norms, altup
         self._config, self._dtype, self._device = weights.config, weights.dtype, weights.device
-        self.token_table = LinearSpec(self._config.tensors.embedding, self._config.vocab_size, self._config.hidden_size)
+        rows = self._config.vocab_size + self._config.extra_tokens
+        self.token_table = LinearSpec(self._config.tensors.embedding, rows, self._config.hidden_size)
 
     def embedding_tensors(self) -> list[str]:
         """Return the names of the tensors of ``embedding_parts``."""

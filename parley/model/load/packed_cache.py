@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 
 from parley import native
 from parley.native import library, memory
-from parley.native.layer import AltUpWeights, DecoderLayer, IndexerWeights, StateWeights
+from parley.native.layer import AltUpWeights, CrossAttentionWeights, DecoderLayer, IndexerWeights, StateWeights
 from parley.version import __version__
 
 log = logging.getLogger("parley.engine")
@@ -41,6 +41,7 @@ PACKED_KINDS = {
         StateWeights,
         IndexerWeights,
         AltUpWeights,
+        CrossAttentionWeights,
         native.Norm,
         native.Mixture,
         native.Experts,

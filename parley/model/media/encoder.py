@@ -187,6 +187,10 @@ def find_feature_function(model: Any, kind: MediaKind) -> FeatureFunction:
         return lambda pixel_values, image_sizes: _encode_granite4(model.base_model, pixel_values, image_sizes)
     if model.config.model_type == "llama4":
         return lambda pixel_values: _encode_llama4(model, pixel_values)
+    if model.config.model_type == "mllama":
+        return lambda pixel_values, aspect_ratio_ids, aspect_ratio_mask: _encode_mllama(
+            model.base_model, pixel_values, aspect_ratio_ids, aspect_ratio_mask
+        )
     if model.config.model_type == "gemma3n" and kind == "audio":
         return lambda input_features, input_features_mask: _encode_gemma3n_audio(
             model.base_model, input_features, input_features_mask
@@ -293,6 +297,18 @@ def _encode_llama4(model: Any, pixel_values: torch.Tensor) -> Any:
 
     rows = model.get_image_features(pixel_values=pixel_values).last_hidden_state
     return BaseModelOutputWithPooling(pooler_output=model.multi_modal_projector(rows.flatten(0, -2)))
+
+
+def _encode_mllama(
+    body: Any, pixel_values: torch.Tensor, aspect_ratio_ids: torch.Tensor, aspect_ratio_mask: torch.Tensor
+) -> Any:
+    """Return what the layers with cross-attention read of a picture, without the tiles that pad it. They come last.
+
+    ``pixel_values``: [1, 1, tiles, 3, height, width]; ``aspect_ratio_ids``: [1, 1]; ``aspect_ratio_mask``: [1, 1,
+    tiles].
+    """
+    states = body.vision_model(pixel_values, aspect_ratio_ids, aspect_ratio_mask).last_hidden_state[0, 0]
+    return SimpleNamespace(pooler_output=body.multi_modal_projector(states[: int(aspect_ratio_mask.sum())]))
 
 
 def _encode_granite4(body: Any, pixel_values: torch.Tensor, image_sizes: torch.Tensor) -> Any:

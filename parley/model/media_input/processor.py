@@ -48,7 +48,8 @@ MARK_NAMES = (
     "audio_start_token",
     "audio_end_token",
 )
-TEXT_TENSORS = {"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids", "labels"}  # one number for each token
+# One number, or several, for each token
+TEXT_TENSORS = {"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids", "labels", "cross_attention_mask"}
 GUESSED_LAYOUT_TYPES = {"video_llava"}  # whose processors take the height of some small pictures for colours
 SINGLE_VIDEO_TYPES = {"nemotron_h_omni"}  # whose processors read the metadata of one video, not of several
 # For models whose processors in Transformers need a package that is not installed here, or accept no mark of an item
@@ -215,6 +216,8 @@ class ItemProcessor:
         placeholder = self._placeholder(kind)
         others = self._other_placeholders(kind)
         runs = [len(run) for run in _find_runs(processed.replacement, placeholder, *others)]
+        if self._family.leads_prompt:
+            runs = [self._count_tile_rows(processed.tensors)]
         if sum(runs) < self._family.min_embeddings:
             raise processor_refusal()
         grids, steps = self._read_grids(kind, processed.tensors, runs) if self._has_grids(kind) else ([], [])
@@ -235,6 +238,7 @@ class ItemProcessor:
             prompt_sees_both_ways=self._family.is_prefix_lm,
             has_numbered_grid=self._family.numbers_grids,
             text_edges=self._text_edges(),
+            leads_prompt=self._family.leads_prompt,
         )
 
     def write_features(self, processed: ProcessedTensors, digest: bytes) -> bytes:
@@ -274,6 +278,13 @@ class ItemProcessor:
     def _has_grids(self, kind: MediaKind) -> bool:
         """Whether runs of embeddings of this kind have grids of positions. Those of audio continue as in text."""
         return self._family.has_rope_grids and kind != "audio"
+
+    def _count_tile_rows(self, tensors: dict[str, torch.Tensor]) -> int:
+        """Return the number of embeddings of a picture of Llama 3.2 Vision: its tiles, without those that pad it, have
+        one for each patch and one more."""
+        config = self._vision_config
+        patches = int(config.image_size // config.patch_size) ** 2
+        return int(tensors["aspect_ratio_mask"].sum()) * (patches + 1)
 
     def _text_edges(self) -> tuple[str, str]:
         """The texts after the last item and at the end of the prompt."""

@@ -94,6 +94,7 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
         indexer=None if family.indexer is None else family.indexer.read_shape(fields, latent),
         state_layouts=() if family.state is None else (family.state.names, *family.state.others),
         mixture=_read_mixture(family, fields),
+        extra_tokens=family.extra_tokens,
         extra_layers=_read_extra_layers(family, fields),
         layer_inputs=_read_layer_inputs(family, fields, layer_count),
         altup=None if family.altup is None else family.altup(fields),

@@ -39,7 +39,7 @@ from parley.model.networks.token_embeddings import EmbeddingParts, TokenEmbeddin
 from parley.native.layer import DecoderLayer
 
 
-class _NormOfRows(NamedTuple):
+class NormOfRows(NamedTuple):
     """A norm, and the only linear layer that reads its result; None: several layers read it, or none does. The norm
     quantizes its result if that layer computes with int8 rows.
 
@@ -50,7 +50,7 @@ class _NormOfRows(NamedTuple):
     consumer: native.PackedWeight | None = None
 
 
-class _DecoderStep(NamedTuple):
+class DecoderStep(NamedTuple):
     """The inputs that all layers of a step share.
 
     ``rotations``: (cosines, sines) by number of the rotary embedding, or None for layers without one. ``query_scales``:
@@ -204,7 +204,7 @@ class FusedDecoder:
     def kernel_by_kernel(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
         """Compute ``compute_hidden`` kernel by kernel. This is the definition; a stack does the same in one call."""
         residual = self.embeddings.embed_tokens(batch)
-        step = _DecoderStep(
+        step = DecoderStep(
             batch,
             pages,
             self.position_tables.rotations(batch),
@@ -214,7 +214,7 @@ class FusedDecoder:
             batch.states or temporary_states(self.state_sizes, batch.spans),
         )
         has_adapters = batch.lora_rows is not None
-        norms = [*(self._first_norm(i, has_adapters) for i in range(self.config.layer_count)), _NormOfRows(self._norm)]
+        norms = [*(self._first_norm(i, has_adapters) for i in range(self.config.layer_count)), NormOfRows(self._norm)]
         x = native.norm_rows(residual, norms[0].norm, consumer=norms[0].consumer)
         for i, next_norm in enumerate(norms[1:]):
             beat()
@@ -227,8 +227,8 @@ class FusedDecoder:
         i: int,
         x: Any,
         residual: torch.Tensor,
-        step: _DecoderStep,
-        next_norm: _NormOfRows,
+        step: DecoderStep,
+        next_norm: NormOfRows,
     ) -> tuple[Any, torch.Tensor]:
         """Compute layer ``i``, as ``LayerShape`` defines it. Return (the result of ``next_norm`` for the new residual,
         the new residual).
@@ -281,7 +281,7 @@ class FusedDecoder:
             x = native.norm_rows(residual, next_norm.norm, consumer=next_norm.consumer)
         return x, residual
 
-    def _first_norm(self, layer: int, has_adapters: bool) -> _NormOfRows:
+    def _first_norm(self, layer: int, has_adapters: bool) -> NormOfRows:
         """Return the norm of a layer's input, with its only reader, if there is a single one."""
         shape, weights = self.config.layers[layer], self.layer_weights[layer]
         norm, consumer = weights.attention_norm, weights.output if shape.has_linear_mixer else weights.qkv
@@ -294,7 +294,7 @@ class FusedDecoder:
             or shape.has_indexer
             or not (shape.has_mixer or weights.mixture is None)
         )
-        return _NormOfRows(norm, None if has_other_readers else consumer)
+        return NormOfRows(norm, None if has_other_readers else consumer)
 
     def _finish_attention(
         self, layer: int, x: torch.Tensor, residual: torch.Tensor, batch: PackedBatch

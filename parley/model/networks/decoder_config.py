@@ -132,6 +132,7 @@ class DecoderConfig:
     logit_scale: float = 1.0  # multiplies logits
     logit_softcap: float | None = None  # after that, c makes them c * tanh(logit / c)
     mixture: MixtureShape = MixtureShape()  # the experts of layers with a mixture of them
+    extra_tokens: int = 0  # embeddings of tokens beyond the vocabulary, for which the head has no logits
     extra_layers: int = 0  # unused layers that follow the last one in the checkpoint
     position_offset: int = 0  # the row of the position embeddings that position 0 has
     sinusoids: Sinusoids | None = None  # how position embeddings are computed that the checkpoint does not store
@@ -173,12 +174,13 @@ class DecoderConfig:
 
     @property
     def kv_layers(self) -> list[LayerKV]:
-        """The KV cache of each layer that has one, and after these the keys of each indexer."""
+        """The KV cache of each layer that has one, after these the keys of each indexer, and then the KV caches of
+        layers with cross-attention."""
         stored = [self.layer_kv(i) for i, shape in enumerate(self.layers) if shape.stores_kv]
         if self.indexer is not None:
             keys = LayerKV(1, self.indexer.dim, 0, has_latents=True)
             stored += [keys for shape in self.layers if shape.has_indexer]
-        return stored
+        return stored + [self.layer_kv(i) for i, shape in enumerate(self.layers) if shape.has_cross_attention]
 
     @property
     def layer_count(self) -> int:

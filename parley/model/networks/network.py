@@ -35,6 +35,21 @@ class MediaRows(NamedTuple):
 
 
 @dataclass
+class SeenPictures:
+    """The pictures that tokens of a batch see in layers with cross-attention.
+
+    ``rows``: the numbers of the tokens that see any, int64 [S]. ``attention``: these alone, for their attention: the
+    spans have the pages of the embeddings that they see. ``embeddings`` [N, hidden]: those whose keys and values this
+    step writes, at the ``slot_mapping`` of ``written``; None: it writes none.
+    """
+
+    rows: torch.Tensor
+    attention: PackedBatch
+    embeddings: torch.Tensor | None
+    written: PackedBatch
+
+
+@dataclass
 class PackedBatch:
     """The tokens of one step. ``token_ids``, ``positions`` and ``slot_mapping`` are int64 [T].
 
@@ -50,6 +65,7 @@ class PackedBatch:
     * ``has_window_ahead``: in layers with a window of w tokens, a token attends to at most the next w - 1 tokens.
     * ``whole_prompts``: for each span, whether all of its tokens attend to all of a prompt, even in layers with a
       window; None if there is no such span.
+    * ``pictures``: those that layers with cross-attention read; None if no token sees any, and none is written.
     * ``states``: of the sequences, for layers that keep one; None if all sequences begin here and do not continue.
     * ``tables``: the same sequences as tensors for kernels on a GPU, made when the first kernel needs them.
     * ``result_counts``: for each span, how many of its last tokens have results that are read; None: all. In the last
@@ -67,6 +83,7 @@ class PackedBatch:
     visible_ends: torch.Tensor | None = None
     has_window_ahead: bool = False
     whole_prompts: list[bool] | None = None
+    pictures: SeenPictures | None = None
     states: BatchStates | None = None
     tables: native.BatchTables | None = None
     result_counts: list[int] | None = None

@@ -72,13 +72,15 @@ def expected_tensors(family: str, arguments: dict[str, Any], text: str) -> tuple
     """Return what the processor itself returns, and the text in which it has put the item."""
     processor = load_processor(multimodal_folder(family))
     output = processor(text=[text], return_tensors="pt", return_text_replacement_offsets=True, **arguments)
-    if family in ("idefics2", "nemotron_h_omni"):  # whose processors do not tell
+    if family == "mllama":
+        replaced = {"replacement": "<|image|>"}
+    elif family in ("idefics2", "nemotron_h_omni"):  # whose processors do not tell
         replaced = {"replacement": processor.tokenizer.decode(output["input_ids"][0])}
     else:
         (replaced,) = output["text_replacement_offsets"][0]
     text_names = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets"}
     text_names |= {"moe_mm_token_type_ids", "labels"}  # ERNIE's and PaliGemma's names of more about the tokens
-    text_names.add("video_metadata")
+    text_names |= {"video_metadata", "cross_attention_mask"}
     return {name: torch.as_tensor(value) for name, value in output.items() if name not in text_names}, replaced[
         "replacement"
     ]
@@ -108,7 +110,10 @@ def check_same(result: MediaProcessed | MediaRefused, tensors: dict[str, torch.T
         assert torch.equal(tensor, expected_features[name]), name
     assert item.replacement == replacement
     marks = [item.placeholder, *item.other_placeholders]
-    assert sum(map(item.replacement.count, marks)) == item.embedding_count > 0
+    if item.leads_prompt:  # a mark, and 17 embeddings of each tile
+        assert item.embedding_count == 17 * int(tensors["aspect_ratio_mask"].sum()) > 0
+    else:
+        assert sum(map(item.replacement.count, marks)) == item.embedding_count > 0
     assert numbers is None or "".join(marks[number] for number in numbers) == replacement
     assert len(item.digest) == 32
 

@@ -164,6 +164,7 @@ class DecoderFamily:
     # Returns the tokens that projectors embed, in the order of their ids; they are the last ones
     media_vocabularies: Callable[[dict[str, Any]], tuple[MediaVocabulary, ...]] | None = None
     has_partial_inputs: bool = False  # the last tokens have no inputs of layers, and use those of token 0
+    extra_tokens: int = 0
     extra_layers: str | None = None  # the field with the number of unused layers that predict further tokens
     variant: Callable[[Mapping[str, Any]], DecoderFamily] | None = None  # returns the row for a config
 

@@ -6,15 +6,18 @@ All have RMS norms.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from parley.model.networks.families.rms_norm_decoders import (
     ERNIE,
     GLM4,
     GRANITE,
+    LLAMA,
     PHI3,
     QWEN2,
     QWEN3,
 )
+from parley.model.networks.rope import wrong_value
 
 QWEN2_VL = replace(
     QWEN2,
@@ -98,3 +101,32 @@ GRANITE_DOCLING = replace(
     },
 )
 PADDLE_OCR = replace(ERNIE, is_rope_interleaved=False, mrope=(False, (16, 24, 24)))
+
+
+def cross_attention_variations(fields: dict[str, Any], layer_types: list[str]) -> list[dict[str, Any]]:
+    """Return the fields of ``LayerShape`` of layers: those in ``cross_attention_layers`` have nothing else. Raises
+    Unfusable."""
+    layers = fields["cross_attention_layers"]
+    if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
+        raise wrong_value("cross_attention_layers", layers)
+    cross = {"has_mixer": False, "has_mlp": False, "has_cross_attention": True}
+    return [cross if layer in layers else {} for layer in range(len(layer_types))]
+
+
+MLLAMA = replace(
+    LLAMA,
+    fields={
+        **{name: value for name, value in LLAMA.fields.items() if name not in ("attention_bias", "mlp_bias")},
+        "vocab_size": 128256,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 8,
+        "rope_theta": 5e5,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131072,
+        "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38],
+    },
+    biases={},
+    layer_variations=cross_attention_variations,
+    extra_tokens=8,
+)
