@@ -25,6 +25,7 @@ from support.websocket_client import (
 
 from parley.dialects.openai.responses.socket_session import ResponsesSession
 from parley.serving import socket_handshake, socket_requests
+from parley.web import loop_turns
 from parley.web.connection_limit import ConnectionLimit
 from parley.web.framing.frame_guard import FRAME_BURST
 from parley.web.websocket import protocol
@@ -250,6 +251,66 @@ async def test_a_flood_of_frames_closes_with_1008(serve, monkeypatch, frame):
             pass
     assert int.from_bytes(closing.data[:2]) == 1008
     await gone(server)
+
+
+@pytest.mark.parametrize("frame", [encode_frame(b"", PONG), encode_frame(b"x")], ids=["pongs", "messages"])
+async def test_connections_that_send_many_frames_at_once_take_turns(serve, monkeypatch, frame):
+    monkeypatch.setattr(loop_turns, "TURN_SECONDS", 0)  # one turn in each iteration of the loop
+    server = await serve()
+    clients = [await open_websocket(server) for _ in range(8)]
+    handled: list[int] = []
+    handle_event = protocol.WebSocketProtocol._handle_event
+
+    def count_event(connection, event):
+        handled.append(id(connection))
+        handle_event(connection, event)
+
+    monkeypatch.setattr(protocol.WebSocketProtocol, "_handle_event", count_event)
+    for client in clients:
+        client.connection.writer.write(frame * 2000)
+    await server.until(lambda: len(set(handled)) == 8)
+    assert (await server.get("/health")).status == 200
+    assert len(handled) < 8 * 2000, "all frames were handled first"
+    for client in clients:
+        client.connection.close()
+    await gone(server)
+
+
+async def test_frames_beyond_the_allowance_bring_no_message(serve, monkeypatch):
+    """Though the ones before it may have been answered by then."""
+    monkeypatch.setattr(protocol, "FRAME_BURST", 20)
+    monkeypatch.setattr(protocol, "FRAMES_PER_SECOND", 1e-9)
+    server = await serve()
+    client = await open_websocket(server)
+    read: list[bytes] = []
+    read_message = ResponsesSession.read_message
+
+    def note_message(session, data):
+        read.append(data)
+        return read_message(session, data)
+
+    monkeypatch.setattr(ResponsesSession, "read_message", note_message)
+    await client.connection.send(b"".join(encode_frame(b"%d" % number) for number in range(40)))
+    while (frame := await client.frame()).opcode != CLOSE:
+        pass
+    assert int.from_bytes(frame.data[:2]) == 1008
+    assert read == [b"%d" % number for number in range(len(read))] and len(read) <= 20
+    client.connection.close()
+    await gone(server)
+
+
+async def test_frames_that_wait_for_a_turn_are_all_read_in_order(serve, monkeypatch):
+    monkeypatch.setattr(loop_turns, "TURN_SECONDS", 0)
+    server = await serve()
+    client, other = await open_websocket(server), await open_websocket(server)
+    pings = [b"%d" % number for number in range(300)]
+    data = b"".join(encode_frame(ping, PING) for ping in pings)
+    await other.connection.send(encode_frame(b"", PONG) * 2000)
+    for start in range(0, len(data), 1000):
+        await client.connection.send(data[start : start + 1000])
+    await client.send({"type": "response.create", "input": "Hello"})
+    assert [await client.frame() for _ in pings] == [Frame(PONG, ping) for ping in pings]
+    assert (await client.answer())[-1]["type"] == "response.completed"
 
 
 async def test_many_frames_of_a_large_message_are_no_flood(serve):

@@ -2,9 +2,9 @@
 
 The wsproto library reads and writes frames. Messages are texts; parts of them are kept until they are read, and the
 client's system has to wait once there are many. A frame costs its sender next to nothing, so each connection has an
-allowance of frames that refills with time; long parts of messages do not count, since their bytes are limited. The
-connection counts as busy while requests run on it, and as idle otherwise: then it makes room for others, and ends when
-the server stops.
+allowance of frames that refills with time; long parts of messages do not count, since their bytes are limited. Frames
+within the allowance are parsed a few at a time, in turns with other connections. The connection counts as busy while
+requests run on it, and as idle otherwise: then it makes room for others, and ends when the server stops.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,6 +33,7 @@ PING_SECONDS = 30.0
 UNACKNOWLEDGED_MILLISECONDS = 90_000  # after which a client whose system does not acknowledge data has gone
 NORMAL, GOING_AWAY, PROTOCOL_ERROR, BAD_DATA, POLICY = 1000, 1001, 1002, 1003, 1008  # close codes: RFC 6455, 7.4.1
 TOO_BIG, INTERNAL_ERROR, TRY_AGAIN = 1009, 1011, 1013
+FRAMES_PER_TURN = 8  # frames that are handled before other connections have their turn
 PART_BYTES = 128  # of memory that a part of a message takes besides its text
 SHUTTING_DOWN = "The server is shutting down."
 
@@ -68,6 +70,8 @@ class WebSocketProtocol(asyncio.Protocol):
         self._opened = opened
         self._server_state = opened.server_state
         self._frames = Connection(ConnectionType.SERVER)
+        self._events: Iterator[Event] = iter(())  # of received frames, which are parsed as it advances
+        self._awaits_turn = False  # True: received frames wait for other connections, so no more is read
         self._parts: deque[MessagePart] = deque()  # of messages that are not read
         self._unread_bytes = 0
         self._allowance = Allowance(FRAME_BURST, FRAMES_PER_SECOND)
@@ -113,17 +117,28 @@ class WebSocketProtocol(asyncio.Protocol):
         return False
 
     def data_received(self, data: bytes) -> None:
-        """Handle bytes from the client."""
+        """Handle bytes from the client, and read no more until all have had their turn."""
         if self._is_flooded or self._frames.state not in (ConnectionState.OPEN, ConnectionState.LOCAL_CLOSING):
             return
         self._frames.receive_data(data)
-        for event in self._frames.events():
-            if _is_cheap(event) and not self._allowance.spend():
-                self._is_flooded = True
-                self.close(POLICY, "Too many frames came.")
-                self.transport.pause_reading()
-                return
-            self._handle_event(event)
+        if self._awaits_turn:
+            return
+        self._events = self._frames.events()
+        if self.options.connection_limit.turns.request_turn(self):
+            self._awaits_turn = True
+            self._update_reading()
+
+    def take_turn(self) -> bool:
+        """Handle some of the received frames. Return whether more may be left."""
+        try:
+            has_more = self._handle_some_frames()
+        except Exception:  # a fault of the server: nothing would read this connection again
+            self.transport.abort()
+            raise
+        if not has_more and self._awaits_turn:
+            self._awaits_turn = False
+            self._update_reading()
+        return has_more
 
     def pause_writing(self) -> None:
         """Read no more while the client takes nothing: answers to its pings would fill the memory."""
@@ -236,6 +251,19 @@ class WebSocketProtocol(asyncio.Protocol):
 
     # -- frames
 
+    def _handle_some_frames(self) -> bool:
+        """Handle the frames of one turn. Return whether more may be left."""
+        for _ in range(FRAMES_PER_TURN):
+            if self.transport.is_closing() or (event := next(self._events, None)) is None:
+                return False
+            if _is_cheap(event) and not self._allowance.spend():
+                self._is_flooded = True
+                self.close(POLICY, "Too many frames came.")
+                self.transport.pause_reading()
+                return False
+            self._handle_event(event)
+        return True
+
     def _handle_event(self, event: Event) -> None:
         if isinstance(event, CloseConnection):
             self._take_close(event)
@@ -273,10 +301,10 @@ class WebSocketProtocol(asyncio.Protocol):
         self._has_news.set()
 
     def _update_reading(self) -> None:
-        """Pause or resume reading, after parts have come or were read, or the client reads again."""
+        """Pause or resume reading, after frames or parts have come or were read, or the client reads again."""
         if self.transport.is_closing() or self.write_paused or self._is_flooded:
             return
-        if self._unread_bytes > HIGH_WATER_LIMIT:
+        if self._awaits_turn or self._unread_bytes > HIGH_WATER_LIMIT:
             self.transport.pause_reading()
         else:
             self.transport.resume_reading()
