@@ -34,6 +34,8 @@ SENTENCES = {
     TEXTS.tokenizer_timeout: "The text was not tokenized in time.",
 }
 
+NO_ANSWER = "The connection to the instance broke before its answer was complete."  # in place of TEXTS.send_failed
+
 # The documented statuses of texts; those of all others are the errors' own. Other APIs get 503 if no instance can be
 # reached, because the request may be sent again.
 DOCUMENTED_STATUSES = {TEXTS.send_failed: 500}
@@ -46,9 +48,10 @@ ERROR_CLASSES: dict[int, type[ParleyError]] = {
 }
 
 
-def coordinator_error(status: int, text: str, retry_after: float | None = None) -> ParleyError:
-    """Create an error from a documented text. ``retry_after``: seconds until the client may retry."""
-    error = ERROR_CLASSES.get(status, EngineError)(plain_sentence(text))
+def coordinator_error(status: int, text: str, retry_after: float | None = None, *, sentence: str = "") -> ParleyError:
+    """Create an error from a documented text. ``retry_after``: seconds until the client may retry; ``sentence``: in
+    place of the text's own."""
+    error = ERROR_CLASSES.get(status, EngineError)(sentence or plain_sentence(text))
     if retry_after is not None:
         error.retry_after = retry_after
     error.documented = text

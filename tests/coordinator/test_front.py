@@ -279,6 +279,28 @@ async def test_queries_are_retried_on_another_instance(cluster):
     assert (await running.get("/v1/models/m")).status >= 500
 
 
+async def test_the_error_says_why_no_instance_answers(cluster):
+    async def refuse(request: ReceivedRequest) -> bytes:
+        return b"HTTP/1.1 503 X\r\ncontent-length: 2\r\n\r\nno"
+
+    one, two = ScriptedInstance(), ScriptedInstance()
+    running = await cluster(one, two)
+    await running.coordinator.health.stop_checks()
+
+    async def refusal() -> tuple[int, str]:
+        answer = await running.post("/tokenize", b'{"prompt":"a"}')
+        return answer.status, json.loads(answer.body)["error"]["message"]
+
+    two.hangs_up = True
+    one.hangs_up = True
+    assert await refusal() == (500, "The connection to the instance broke before its answer was complete.")
+    one.hangs_up, one.before_prefill = False, refuse
+    await two.kill_instance()
+    assert await refusal() == (503, "The cluster is not ready: too few of its instances can take requests.")
+    await one.kill_instance()
+    assert await refusal() == (503, "The request could not be sent to any instance.")
+
+
 async def test_model_statistics_are_summed_over_instances(cluster):
     running = await cluster(*(instances := [ScriptedInstance(), ScriptedInstance(), ScriptedInstance()]))
 

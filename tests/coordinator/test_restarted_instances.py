@@ -7,6 +7,7 @@ next check at the latest, but no request may be refused until then.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 
@@ -18,6 +19,7 @@ from support.scripted_instance import ScriptedInstance
 from support.simulated_cluster import lose_instance, report_status, simulated_cluster, status_body
 
 from parley.coordinator.proxy.upstream import result_stream
+from parley.coordinator.routing import recheck
 from parley.coordinator.routing.health import RECHECK_TIMEOUT, HealthChecker, Unanswered
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.instance_scheduler import InstanceScheduler, RequestRefused
@@ -141,6 +143,44 @@ async def test_an_old_answer_does_not_replace_a_newer_one():
     assert one.is_usable(table.clock())
 
 
+async def test_an_old_answer_ends_no_fault_of_an_instance_that_did_not_answer_since():
+    table, _ = simulated_cluster("mixed")
+    (one,) = table
+    answers = HeldAnswers()
+    scheduler, health, _ = recheck_of(table, answers)
+    table.mark_faulty(one)
+    placing = asyncio.create_task(scheduler.place_request(SchedulingRequest(10)))
+    await answers.wait_for(1)
+    regular = asyncio.create_task(health.check_instance(one))
+    await answers.wait_for(2)
+    answers.questions[1].set_exception(Unanswered(responded=True))
+    assert not await regular
+    answers.questions[0].set_result(True)
+    with pytest.raises(RequestRefused):
+        await placing
+    assert not one.is_usable(table.clock())
+
+
+async def test_a_flood_of_refused_requests_shares_few_checks():
+    """Each request comes when the one before has been refused."""
+    table, _ = simulated_cluster("mixed")
+    (one,) = table
+    report_status(table, one, ready=False)
+    asked: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async def ask(url, method="GET", body=b"", timeout=5.0):
+        asked.append(loop.time())
+        raise Unanswered(responded=True)
+
+    scheduler, _, _ = recheck_of(table, ask)
+    for _ in range(4):
+        with pytest.raises(RequestRefused):
+            await scheduler.place_request(SchedulingRequest(10))
+    pauses = [later - earlier for earlier, later in itertools.pairwise(asked)]
+    assert len(pauses) == 3 and min(pauses) >= recheck.PAUSE_SECONDS
+
+
 async def test_the_only_instance_is_used_again_after_a_fault_as_soon_as_it_answers():
     """A coordinator that gets no processor time for some seconds takes a connection for one that timed out."""
     table, _ = simulated_cluster("prefill", "decode")
@@ -257,7 +297,7 @@ async def test_a_refusal_costs_one_question_to_those_that_respond_and_loses_no_i
         asked.append(url)
         raise Unanswered(responded="10.0.0.2" not in url)
 
-    scheduler, health, recheck = recheck_of(table, ask)
+    scheduler, health, checks = recheck_of(table, ask)
     for instance in (stopping, silent, dead):
         report_status(table, instance, ready=False)
     table.set_instance_offline(offline, True)
@@ -269,4 +309,4 @@ async def test_a_refusal_costs_one_question_to_those_that_respond_and_loses_no_i
         assert (refused.value.status, refused.value.retry_after) == (503, 1)
         assert asked == ["http://10.0.0.1:8000/v1/status", "http://10.0.0.4:8000/v1/status"] * count
     assert not stopping.lost and not stopping.missed_checks
-    await recheck.close()
+    await checks.close()

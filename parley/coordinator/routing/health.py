@@ -80,7 +80,8 @@ class HealthChecker:
         """Check an instance once; True if it answered with a status, or that it is about to stop.
 
         ``is_regular``: otherwise, it is neither closer to being lost if it does not answer, nor to the end of a fault
-        if it does. The outcome is dropped if that of a check that began later is known, or if the instance has left.
+        if it does. If the outcome of a check that began later is known, that one counts. Nothing changes if the
+        instance has left.
         """
         period = max(self._table.options.heartbeat, 0.5)
         problem, began = "", time.monotonic()
@@ -91,22 +92,26 @@ class HealthChecker:
             if self._table.get_instance(instance.id) is not instance:
                 return False
             if began < instance.checked_at:
-                return True
-            instance.checked_at, instance.responds = began, True
+                return instance.answers_checks
+            instance.checked_at, instance.responds, instance.answers_checks = began, True, False
             status_body = tolerant_json.parse_object(body) if status == 200 else None
             if status_body is not None:
                 self._table.record_status(instance, status_body, is_regular=is_regular)
                 self._log_problem(instance, "")
                 self._log_cluster_problem()
+                instance.answers_checks = True
                 return True
             if (status, body) == (INSTANCE_PLANE.stopping_answer.status, INSTANCE_PLANE.stopping_answer.body):
                 self._table.record_stopping(instance, is_regular=is_regular)
+                instance.answers_checks = True
                 return True
             problem = f"its /v1/status answers {status}: {STATUS_HINTS.get(status, 'it is no instance')}"
         except Unanswered as error:
-            if self._last_heard(instance) > began or began < instance.checked_at:
+            if began < instance.checked_at:
+                return instance.answers_checks
+            if self._last_heard(instance) > began:
                 return False
-            instance.checked_at, instance.responds = began, error.responded
+            instance.checked_at, instance.responds, instance.answers_checks = began, error.responded, False
             problem = f"it does not answer: {error}"
         if not is_regular:
             return False

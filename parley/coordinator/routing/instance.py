@@ -73,6 +73,7 @@ class ClusterInstance:
     has_answered: bool = False  # it has answered at least once
     missed_checks: int = 0  # status checks without an answer, in a row
     responds: bool = True  # its machine responded to the last status check, if only by refusing the connection
+    answers_checks: bool = False  # it answered the status check that ``checked_at`` means
     checked_at: float = 0.0  # when the newest status check with a known outcome began, by time.monotonic
     last_answer: float = 0.0  # time of its last answer
     lost: bool = False

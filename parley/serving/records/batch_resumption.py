@@ -73,10 +73,10 @@ class BatchResumption:
         except NotReady:  # the store has logged it
             return
         except Exception:  # other batches may still be resumed
-            log.exception("The batch %s, whose server has ended, cannot be resumed.", batch_id)
+            log.exception("The batch %s, which no server runs, cannot be resumed.", batch_id)
             return
         if batch is not None:
-            log.info("Resuming the batch %s, whose server has ended.", batch_id)
+            log.info("Resuming the batch %s, which no server runs.", batch_id)
             self._runner.start_batch(batch)
 
     def _take_batch(self, tenant: str, name: str) -> BatchRun | None:

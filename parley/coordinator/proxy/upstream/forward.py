@@ -124,16 +124,21 @@ async def forward_to_one(
 
     Raises ParleyError before anything was sent; after that the client's connection is closed.
     """
-    broke = False
+    broke = takes_none = False
     for place, instance in enumerate(instances, 1):
         try:
             if await _forward_once(connections, client, instance, body, may_be_refused=place < len(instances)):
                 return
+            takes_none = True
         except InstanceUnreachable:
             continue
         except ConnectionBroken:
             broke = True
-    raise refusals.coordinator_error(500 if broke else 503, refusals.TEXTS.send_failed)
+    if broke:
+        raise refusals.coordinator_error(500, refusals.TEXTS.send_failed, sentence=refusals.NO_ANSWER)
+    raise refusals.coordinator_error(
+        503, refusals.TEXTS.cluster_not_ready if takes_none else refusals.TEXTS.send_failed
+    )
 
 
 async def _forward_once(
