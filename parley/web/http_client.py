@@ -90,10 +90,14 @@ class HttpClientConnection(asyncio.Protocol):
         else:
             self.transport.writelines(parts)
 
-    def abort_silently(self) -> None:
-        """Close the connection at once, without notifying the sink."""
-        self._sink = None
-        self.transport.abort()
+    def abort_silently(self, sink: AnswerSink) -> None:
+        """Close the connection at once, without notifying the sink of the current answer.
+
+        The sink of an earlier answer has no say any more: another request on the connection would wait for ever.
+        """
+        if sink is self._sink:
+            self._sink = None
+            self.transport.abort()
 
     def fail_connection(self, message: str, *, abandoned: bool = True) -> None:
         """Close the connection at once and fail its request; ``abandoned``: the answer is no longer wanted."""
@@ -223,7 +227,7 @@ class CollectedAnswer:
         self._parts.append(data)
         self._limit -= len(data)
         if self._limit < 0:
-            self._connection.abort_silently()
+            self._connection.abort_silently(self)
             self.receive_end(ConnectionBroken("The answer is too large.", answer_begun=True))
 
     def drop_answer(self, message: str) -> None:
@@ -325,7 +329,7 @@ class InstanceHttpClient:
                 if idle_connection is None or broken.answer_begun or not resend:
                     raise
             except asyncio.CancelledError:
-                connection.abort_silently()
+                connection.abort_silently(pending_answer)
                 raise
 
     def return_connection(self, connection: HttpClientConnection) -> None:

@@ -148,7 +148,45 @@ async def test_sink_of_an_earlier_answer_does_not_resume_a_paused_connection(ser
     connection.set_reading_paused(current, True)
     earlier.connection.set_reading_paused(earlier, False)
     assert not connection.transport.is_reading()
-    connection.abort_silently()
+    connection.abort_silently(earlier)
+    assert not connection.transport.is_closing()
+    connection.abort_silently(current)
+    assert connection.transport.is_closing()
+
+
+async def test_a_request_that_is_cancelled_after_its_answer_leaves_the_connection_to_the_next_one(server_and_client):
+    server, upstream = server_and_client
+    server.answers = [SIZED, SIZED]
+
+    class NextRequest(PausingSink):
+        """Uses the connection as soon as it is idle, and cancels the request before, which has not seen its answer."""
+
+        def receive_data(self, data: bytes) -> None:
+            pass
+
+    connection = await upstream.open_connection()
+    upstream.return_connection(connection)
+    following = NextRequest(connection)
+    first = asyncio.create_task(upstream.request_answer(b"GET", b"/"))
+    return_connection = upstream.return_connection
+
+    def begin_next(idle: HttpClientConnection) -> None:
+        upstream.return_connection = return_connection  # type: ignore[method-assign]
+        return_connection(idle)
+        loop.call_soon(send_next)
+
+    def send_next() -> None:
+        assert upstream.take_idle() is connection
+        connection.send_request([b"GET / HTTP/1.1\r\n\r\n"], following)
+        first.cancel()
+
+    loop = asyncio.get_running_loop()
+    upstream.return_connection = begin_next  # type: ignore[method-assign]
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    async with asyncio.timeout(60):
+        await following.ended.wait()
+    assert not connection.transport.is_closing()
 
 
 async def test_http_client_rejects_an_answer_that_is_not_http(server_and_client):

@@ -79,7 +79,6 @@ class PassedAnswer:
             asyncio.Queue()
         )
         self._unread = 0
-        self._has_arrived = False  # the whole answer; the connection is used for other requests then
 
     def receive_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Keep status and headers."""
@@ -91,14 +90,12 @@ class PassedAnswer:
         self._parts.put_nowait(data)
 
     def receive_end(self, error: ConnectionBroken | None) -> None:
-        """Keep the end, and leave the connection alone from now on."""
-        self._has_arrived = True
+        """Keep the end."""
         self._parts.put_nowait(error)
 
     def abandon(self) -> None:
         """End the connection, unless the answer has arrived already: its rest is not needed."""
-        if not self._has_arrived:
-            self._connection.abort_silently()
+        self._connection.abort_silently(self)
 
     def _count_unread(self, size: int) -> None:
         self._unread += size

@@ -150,7 +150,7 @@ class ChoiceExchange:
         if self._opening is not None:
             self._opening.cancel()
         if self._connection is not None:
-            self._connection.abort_silently()
+            self._connection.abort_silently(self)
 
     async def _open_connection(self) -> None:
         try:
@@ -245,5 +245,5 @@ class ChoiceExchange:
     def _refuse_answer(self, reason: str) -> None:
         self._is_finished = True
         if self._connection is not None:
-            self._connection.abort_silently()
+            self._connection.abort_silently(self)
         self._client.reject(self._choice_id, f"The engine's server failed the request: {reason.rstrip('.')}.")

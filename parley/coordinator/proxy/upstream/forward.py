@@ -169,8 +169,7 @@ async def _forward_once(
             if idle_connection is None:
                 raise
         finally:
-            if not pipe.done.done() or pipe.done.cancelled():
-                connection.abort_silently()
+            connection.abort_silently(pipe)
 
 
 async def forward_to_all(

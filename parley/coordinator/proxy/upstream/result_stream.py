@@ -192,7 +192,7 @@ class ResultStreamClient:
         self._connected_event.clear()
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.abort_silently()
+            connection.abort_silently(self)
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None
