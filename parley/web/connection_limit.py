@@ -16,6 +16,7 @@ from time import monotonic
 from typing import NamedTuple, Protocol
 
 from parley.web.loop_turns import LoopTurns
+from parley.web.memory_trim import MemoryTrim
 
 log = logging.getLogger("parley.server")
 
@@ -26,6 +27,8 @@ MAX_GRPC_CONNECTIONS = (1 << 31) - 2  # gRPC aborts the process at a higher limi
 ADMIN_CONNECTIONS = 16  # connections of each port of a management plane
 OPENING_SECONDS = 0.25  # a client has this long to send its first request before another may take its place
 WARNING_INTERVAL = 60.0  # seconds between two warnings
+TRIM_COUNT = 512  # after so many connections have ended, their memory is returned to the system
+TRIM_DELAY = 5.0  # seconds until then, and at least between two times
 
 
 class LimitedConnection(Protocol):
@@ -48,6 +51,8 @@ class ConnectionLimit:
         self._idle: dict[LimitedConnection, None] = {}  # the one that has been idle the longest comes first
         self._opening: dict[LimitedConnection, float] = {}  # the oldest comes first; with the time of its start
         self._warned_at = -inf
+        self._ended_count = 0  # connections that ended since memory was last returned
+        self._memory_trim = MemoryTrim(TRIM_DELAY)
         self.turns = LoopTurns()
 
     @property
@@ -80,7 +85,12 @@ class ConnectionLimit:
 
     def remove_connection(self, connection: LimitedConnection) -> None:
         """Unregister a connection that was lost."""
-        self._connections.discard(connection)
+        if connection in self._connections:
+            self._connections.remove(connection)
+            self._ended_count += 1
+            if self._ended_count >= TRIM_COUNT:
+                self._ended_count = 0
+                self._memory_trim.schedule_trim()
         self._idle.pop(connection, None)
         self._opening.pop(connection, None)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -42,13 +41,3 @@ async def run_in_thread(work: Callable[[], T]) -> T:
     except asyncio.CancelledError:
         abandoned.set()
         raise
-
-
-def trim_memory() -> None:
-    """Return memory that was freed but that the C library keeps, possibly gigabytes, to the system.
-
-    Does nothing where the C library has no ``malloc_trim``.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

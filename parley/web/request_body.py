@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from starlette.types import Receive
 
 from parley.errors import BodyTimedOut, Overloaded, TooLarge
-from parley.web.offload import trim_memory
+from parley.web.memory_trim import MemoryTrim
 
 RATE_WINDOW = 10.0  # seconds; the window for measuring the rate of a body
 SLOW_SECONDS = 5.0  # a body that takes longer makes room for others if memory runs out
@@ -36,7 +36,7 @@ class BodyBudget:
         self.limit = limit
         self.held_bytes = 0
         self._arriving: dict[HeldBody, None] = {}  # in order of their start
-        self._trim_scheduled = False
+        self._memory_trim = MemoryTrim(TRIM_DELAY)
 
     def hold_body(self) -> HeldBody:
         """Begin to count a body."""
@@ -66,17 +66,12 @@ class BodyBudget:
         """Stop counting a body, and return its memory to the system soon."""
         self.held_bytes -= body.size
         self._arriving.pop(body, None)
-        if body.size >= TRIM_SIZE and not self._trim_scheduled:
-            self._trim_scheduled = True
-            asyncio.get_running_loop().call_later(TRIM_DELAY, self._trim_memory)
+        if body.size >= TRIM_SIZE:
+            self._memory_trim.schedule_trim()
 
     def end_arrival(self, body: HeldBody) -> None:
         """Note that a body has arrived completely, so that it cannot count as slow any more."""
         self._arriving.pop(body, None)
-
-    def _trim_memory(self) -> None:
-        self._trim_scheduled = False
-        asyncio.get_running_loop().run_in_executor(None, trim_memory)
 
 
 class HeldBody:

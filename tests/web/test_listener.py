@@ -9,7 +9,9 @@ from contextlib import ExitStack
 
 import pytest
 import uvloop
+from support.loop_clock import pass_time
 
+from parley.web import connection_limit, memory_trim
 from parley.web import listener as listener_module
 from parley.web.connection_limit import ConnectionLimit
 from parley.web.http_options import HttpOptions
@@ -77,6 +79,27 @@ async def test_clients_above_the_limit_are_accepted_one_by_one(waiting_clients):
     listener.close()
     await listener.wait_closed()
     assert await end_connections(server) <= served_limit + iterations < CLIENTS
+
+
+async def test_memory_returns_to_the_system_after_many_connections_have_ended(waiting_clients, monkeypatch):
+    trims: list[int] = []
+    trim_memory = memory_trim.trim_memory
+
+    def count_trim() -> None:
+        trims.append(1)
+        trim_memory()
+
+    monkeypatch.setattr(memory_trim, "trim_memory", count_trim)
+    monkeypatch.setattr(connection_limit, "TRIM_COUNT", CLIENTS // 2)
+    server = await listen_on(waiting_clients)
+    for _ in range(8):
+        await asyncio.sleep(0)
+    assert await end_connections(server) == CLIENTS
+    await pass_time(connection_limit.TRIM_DELAY)
+    async with asyncio.timeout(60):
+        while not trims:
+            await asyncio.sleep(0.001)
+    assert len(trims) == 1, "once for all connections that ended in the meantime"
 
 
 async def test_a_listener_may_be_closed_twice(waiting_clients):
