@@ -27,7 +27,7 @@ def chat_with(*parts: Any, **members: Any) -> bytes:
     return json.dumps(body | {"temperature": 0, "ignore_eos": True} | members).encode()
 
 
-def led_settings() -> Settings:
+def led_settings() -> ParleySettings:
     """Those of a model that pictures lead the prompts of."""
     return msgspec.structs.replace(media_settings(), model=str(multimodal_folder("mllama")))
 
