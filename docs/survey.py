@@ -184,6 +184,26 @@ RESPONSE_TOOLS = [
     {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
     {"type": "web_search"},
 ]
+CLIENT_ITEMS: list[dict[str, Any]] = [  # of tools that OpenAI defines and clients run
+    {"type": "shell_call", "call_id": "s", "action": {"commands": ["a"], "timeout_ms": 5, "max_output_length": 5}},
+    {"type": "shell_call_output", "call_id": "s", "output": [
+        {"stdout": "a", "stderr": "a", "outcome": {"type": "exit", "exit_code": 0}}]},
+    {"type": "local_shell_call", "id": "i", "call_id": "l", "action": {
+        "type": "exec", "command": ["a"], "env": {}, "timeout_ms": 5, "user": "u", "working_directory": "d"}},
+    {"type": "local_shell_call_output", "id": "i", "output": "a"},
+    {"type": "apply_patch_call", "call_id": "p", "operation": {"type": "create_file", "path": "a", "diff": "+"}},
+    {"type": "apply_patch_call_output", "call_id": "p", "status": "completed", "output": "a"},
+    {"type": "computer_call", "call_id": "m", "action": {"type": "screenshot"}},
+    {"type": "computer_call", "call_id": "n", "actions": [{"type": "screenshot"}]},
+    {"type": "computer_call_output", "call_id": "m", "output": {"type": "computer_screenshot", "image_url": DATA_URL}},
+    {"type": "tool_search_call", "call_id": "t", "arguments": {}},
+    {"type": "tool_search_output", "call_id": "t", "tools": [{"type": "custom", "name": "g"}]},
+]  # fmt: skip
+CLIENT_TOOLS: list[dict[str, Any]] = [
+    {"type": "shell", "environment": {"type": "local", "skills": [{"name": "n", "description": "d", "path": "p"}]}},
+    {"type": "computer_use_preview", "display_width": 9, "display_height": 9, "environment": "browser"},
+    {"type": "tool_search", "execution": "client", "description": "d", "parameters": {"type": "object"}},
+]
 BLOCKS: list[dict[str, Any]] = [  # of Anthropic's messages
     {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}},
     {"type": "image", "source": {"type": "url", "url": DATA_URL}},
@@ -213,7 +233,7 @@ TOOL_CHANGES: list[dict[str, Any]] = [
 # Those that every surface reads: strict ones refuse sealed reasoning and added tools.
 STRICT_ITEMS = [item for item in RESPONSE_ITEMS if item.get("type") not in ("reasoning", "additional_tools")]
 SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
-    "input": [RESPONSE_ITEMS, STRICT_ITEMS, [{"type": "item_reference", "id": "m"}]],
+    "input": [RESPONSE_ITEMS, STRICT_ITEMS, CLIENT_ITEMS, [{"type": "item_reference", "id": "m"}]],
     "text": [{"format": {"type": "json_schema", "name": "n", "schema": {}}}],
     "reasoning": [{"effort": "low", "summary": "auto"}],
     "format": [{"type": "json_schema", "name": "n", "schema": {}}],
@@ -254,6 +274,8 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
         [{"type": "function", "function": FUNCTION}],
         [{"type": "custom", "custom": {"name": "c", "description": "d", "format": CUSTOM_FORMAT}}],
         RESPONSE_TOOLS,
+        CLIENT_TOOLS,
+        [{"type": "computer_toolset_20260801", "configs": {"zoom": {"enabled": True, "defer_loading": False}}}],
     ],
     "functions": [[FUNCTION]],
     "tool_choice": [

@@ -51,16 +51,32 @@ def read_toolset(entry: Fields, kind: str, rules: AnthropicRules) -> Iterator[To
     """Yield the members of a toolset that its entry does not disable. Raises BadRequest."""
     check_member_names(entry, ENTRY_MEMBERS, rules, kind)
     toolset = TOOLSETS[kind]
-    configs = entry.object("configs") or Fields({})
+    disabled, deferred = _read_configs(entry, toolset, rules)
+    for name, tool in toolset.members.items():
+        if name not in disabled:
+            member = ToolsetMember(name, toolset.name)
+            yield ToolsetTool(tool.signature() | {"strict": True}, member, name in deferred)
+
+
+def _read_configs(entry: Fields, toolset: Toolset, rules: AnthropicRules) -> tuple[set[str], set[str]]:
+    """Return the members that an entry disables, and those that it defers. Raises BadRequest."""
+    disabled: set[str] = set()
+    deferred: set[str] = set()
+    configs = entry.object("configs")
+    if configs is None:
+        return disabled, deferred
     for name in configs.member_names:
         if name not in toolset.members:
             raise configs.member_error(name, "Extra inputs are not permitted")
-    for name, tool in toolset.members.items():
-        config = configs.object(name) or Fields({})
+        config = configs.object(name)
+        if config is None:
+            continue
         check_member_names(config, CONFIG_MEMBERS, rules)
-        if config.boolean("enabled", True):
-            member = ToolsetMember(name, toolset.name)
-            yield ToolsetTool(tool.signature() | {"strict": True}, member, config.boolean("defer_loading", False))
+        if not config.boolean("enabled", True):
+            disabled.add(name)
+        if config.boolean("defer_loading", False):
+            deferred.add(name)
+    return disabled, deferred
 
 
 def _member(description: str, properties: dict[str, JsonSchema], required: list[str]) -> tuple[str, JsonSchema]:
