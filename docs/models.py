@@ -149,6 +149,7 @@ they are needed.
   layer in place of attention, as in the 51B, keeps nothing of a sequence. In place of an MLP it is refused.
 * `step35` is Step 3.5 and 3.7. Layers without a window rotate half of a head, and have the scaled rotary embedding of
   the published models if there is one, as files do not say it.
+* `nemotron_h_moe` is Nemotron 3. The experts of Super and Ultra read latents of their input.
 * `kolibri1` and `kolibri` are Kolibri 1, which llama.cpp does not know yet; its ports have these two names for it.
 * `mimo2` is MiMo-V2-Flash; queries, keys and values may be one tensor, as in MiMo-V2.5. Values are scaled as published
   in files that do not say it. Its window has one token more than in llama.cpp, as in Transformers.

@@ -37,10 +37,17 @@ def test_answers_of_falcon_h1_are_the_folders(name, tmp_path):
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
-@pytest.mark.parametrize("types", [None, ["linear_attention", "mlp", "full_attention", "mlp"]])
-def test_answers_of_nemotron_hybrids_are_the_folders(types, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [
+        ("nemotron_h", None),
+        ("nemotron_h", ["linear_attention", "mlp", "full_attention", "mlp"]),
+        ("nemotron_h with latents of experts", None),
+    ],
+)
+def test_answers_of_nemotron_hybrids_are_the_folders(name, types, tmp_path):
     fields = {"layers_block_type": types} if types else {}
-    folder = tiny_models.write_model(tmp_path / "folder", "nemotron_h", dtype="float32", **fields)
+    folder = tiny_models.write_model(tmp_path / "folder", name, dtype="float32", **fields)
     assert answers(unpack_gguf(convert_hybrid(tmp_path / "x.gguf", folder))) == answers(folder)
 
 

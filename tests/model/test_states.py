@@ -187,7 +187,8 @@ def test_the_memory_of_snapshots_can_be_set():
         ("granite_hybrid", {"time_step_limit": [{"__float__": "many"}, 1]}, "time_step_limit as"),
         ("granite_hybrid", {"layer_types": ["mlp"] * 3}, "layer_types are not one of"),
         ("nemotron_h", {"layers_block_type": ["moe", "rwkv"]}, "layer_types are not one of"),
-        ("nemotron_h", {"moe_latent_size": 32}, "moe_latent_size as 32"),
+        ("nemotron_h", {"moe_latent_size": 33}, "its experts read latents of 33 numbers"),
+        ("nemotron_h", {"moe_latent_size": 32, "mlp_bias": True}, "the latents of its experts have biases"),
         ("nemotron_h", {"mamba_hidden_act": "gelu"}, "its convolutions have the activation gelu"),
     ],
 )

@@ -73,6 +73,8 @@ def add_numbers(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_group_count(config["n_group"])
         writer.add_expert_group_used_count(config["topk_group"])
+        if config.get("moe_latent_size"):
+            writer.add_moe_latent_size(config["moe_latent_size"])
 
 
 def add_llama_4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:

@@ -315,6 +315,14 @@ STATE_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 40}
         | {"moe_shared_expert_intermediate_size": 72, "routed_scaling_factor": 2.5},
     ),
+    "nemotron_h with latents of experts": (
+        "nemotron_h",
+        {name: value for name, value in BASE_CONFIG.items() if name != "num_hidden_layers"}
+        | {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], "moe_latent_size": 32}
+        | {"head_dim": 24, "mamba_num_heads": 6, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2}
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+        | {"moe_shared_expert_intermediate_size": 80, "routed_scaling_factor": 2.5},
+    ),
     "granite_hybrid without experts": (
         "granitemoehybrid",
         BASE_CONFIG

@@ -44,7 +44,7 @@ class MixtureWeights:
     def _has_experts(self, layer: int, layout: MixtureNames) -> bool:
         """Whether the checkpoint has the experts of a layer by the names of a layout."""
         name = self._weights.layer_name(layer, layout.down.format(0))
-        down = LinearSpec(name, self._config.hidden_size, self._config.mixture.expert_width)
+        down = LinearSpec(name, self._row_size, self._config.mixture.expert_width)
         if not layout.is_stacked:
             names = self._weights.quantization.stored_tensor_names(self._checkpoint, down)
             return all(tensor in self._checkpoint for tensor in names)
@@ -66,6 +66,17 @@ class MixtureWeights:
         has_all = all(name in self._checkpoint for name in stored.tensor_names(self._checkpoint, down))
         return plain_format if down.name in self._checkpoint and not has_all else stored
 
+    @property
+    def _row_size(self) -> int:
+        """The size of the rows that chosen experts read and make."""
+        return self._config.mixture.latent_size or self._config.hidden_size
+
+    def latent_parts(self, layer: int) -> list[LinearSpec]:
+        """Return the linear layers that make latents of rows, and rows of latents; none if experts read rows."""
+        hidden, size = self._config.hidden_size, self._config.mixture.latent_size
+        sizes = {self.names.latent_down: (size, hidden), self.names.latent_up: (hidden, size)} if size else {}
+        return [LinearSpec(self._weights.layer_name(layer, name), *shape) for name, shape in sizes.items()]
+
     def router_parts(self, layer: int) -> list[LinearSpec]:
         """Return the linear layers whose outputs are the router's logits."""
         routing = self._config.layers[layer].routing
@@ -79,7 +90,7 @@ class MixtureWeights:
     def expert_parts(self, layer: int, expert: int) -> dict[str, list[LinearSpec]]:
         """Return the linear layers of an expert, each as the parts to be merged. In a stacked layout, their names are
         those of the tensors that hold all experts."""
-        hidden, width, bias = self._config.hidden_size, self._config.mixture.expert_width, self.names.has_biases
+        hidden, width, bias = self._row_size, self._config.mixture.expert_width, self.names.has_biases
         names = [self._weights.layer_name(layer, name.format(expert)) for name in self.names.gate_up]
         outputs = width * (1 + self._config.layers[layer].is_gated)
         down = self._weights.layer_name(layer, self.names.down.format(expert))
@@ -96,6 +107,7 @@ class MixtureWeights:
         names = []
         for linear in self.router_parts(layer):
             names += self._weights.linear_tensors(linear) + [linear.name + ".bias"] * linear.bias
+        names += chain.from_iterable(map(self._weights.linear_tensors, self.latent_parts(layer)))
         own = self.names.choice_bias, self.names.router_scale, self.names.expert_scales
         names += [self._weights.layer_name(layer, name) for name in own if name]
         for expert in range(1 if self.names.is_stacked else routing.experts):
@@ -121,7 +133,8 @@ class MixtureWeights:
             self.names.expert_scales
         )
         routers = sum(linear.out_features * (linear.in_features + linear.bias) for linear in self.router_parts(layer))
-        return experts + routers + scales
+        latents = sum(linear.out_features * linear.in_features for linear in self.latent_parts(layer))
+        return experts + routers + scales + latents
 
     def check_shapes(self, layer: int) -> None:
         """Check shapes and types of a layer's mixture, without reading any. Raises LoadError."""
@@ -132,6 +145,8 @@ class MixtureWeights:
         self.read_choice_bias(layer)
         self.read_router_norm(layer)
         self.read_expert_scales(layer)
+        for linear in self.latent_parts(layer):
+            self._weights.quantization.check_stored_weight(self._checkpoint, linear)
         for expert in range(1 if self.names.is_stacked else routing.experts):
             for linear in chain.from_iterable(self.expert_parts(layer, expert).values()):
                 if self.names.is_stacked:
@@ -182,6 +197,10 @@ class MixtureWeights:
         scales = self._checkpoint.view_tensor(name, self._expert_count(layer))
         return scales.to(self._weights.device, torch.float32, copy=True)
 
+    def read_latents(self, layer: int) -> list[LinearWeight]:
+        """Read the weights of ``latent_parts``, quantized if requested. Raises LoadError."""
+        return [self._weights.read_linear(linear) for linear in self.latent_parts(layer)]
+
     def read_expert(self, layer: int, expert: int, key: str) -> list[LinearWeight]:
         """Read the parts of an expert's linear layer ``key``, quantized if requested. Raises LoadError."""
         return [self._read_linear(layer, expert, key, linear) for linear in self.expert_parts(layer, expert)[key]]
@@ -223,6 +242,7 @@ class MixtureWeights:
             return None
         with refuse_unpackable(f"Layer {layer}"):
             gate_up, down = (self._stack_experts(layer, key) for key in ("gate_up", "down"))
+            latents = [weights.pack_weights([weight], None) for weight in self.read_latents(layer)]
         router, bias = self.read_router(layer)
         bias = None if bias is None else bias.to(device=weights.device, dtype=weights.dtype, copy=True)
         return native.Mixture(
@@ -231,6 +251,7 @@ class MixtureWeights:
             native.Experts(routing.experts, gate_up, down, self._config.layers[layer].is_gated),
             self.read_router_norm(layer),
             self.read_expert_scales(layer),
+            *latents,
         )
 
     def _stack_experts(self, layer: int, key: str) -> native.PackedWeight:

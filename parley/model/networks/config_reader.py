@@ -166,7 +166,12 @@ def _read_mixture(family: DecoderFamily, fields: dict[str, Any]) -> MixtureShape
     mixture = family.mixture
     if mixture is None:
         return MixtureShape()
-    return MixtureShape(mixture.read_expert_width(fields), mixture.read_shared_width(fields), mixture.layouts)
+    return MixtureShape(
+        mixture.read_expert_width(fields),
+        mixture.read_shared_width(fields),
+        mixture.layouts,
+        mixture.read_latent_size(fields),
+    )
 
 
 def _read_extra_layers(family: DecoderFamily, fields: dict[str, Any]) -> int:

@@ -56,11 +56,15 @@ PLAIN_LINEARS = LinearLayout()
 @dataclass(frozen=True)
 class MixtureShape:
     """The experts of layers with a mixture: their inner size, that of the shared expert, and the layouts of their
-    tensors, of which a checkpoint has one."""
+    tensors, of which a checkpoint has one.
+
+    ``latent_size``: chosen experts read latents of that size, which a linear layer makes of their usual input, and
+    another one makes the hidden size of their sum; 0: they have the hidden size."""
 
     expert_width: int = 0
     shared_width: int = 0
     layouts: tuple[MixtureNames, ...] = ()
+    latent_size: int = 0
 
 
 @dataclass(frozen=True)

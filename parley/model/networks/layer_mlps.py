@@ -95,6 +95,12 @@ class LayerMLPs:
         if mixture.scales is not None:
             weights = weights * mixture.scales[ids]
         shared = self._run_mlp(layer, x, batch) if shape.routing.shared else None
+        if mixture.latent_down is not None and mixture.latent_up is not None:
+            latents = native.linear(x, mixture.latent_down)
+            own_weights = weights[:, : ids.shape[1]].contiguous()
+            mixed = native.mix_experts(latents, mixture.experts, ids, own_weights, None, shape.activation)
+            mixed = native.linear(mixed, mixture.latent_up)
+            return mixed if shared is None else mixed + shared
         return native.mix_experts(
             x,
             mixture.experts,

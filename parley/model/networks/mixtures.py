@@ -28,7 +28,8 @@ class MixtureNames:
     weight, need not exist. ``has_biases``: the router has a bias, and each tensor of all experts one named NAME_bias
     [experts, out].
     ``router_scale``: the weights of the norm before the router, without the factor 1 / sqrt(hidden).
-    ``expert_scales`` multiply the weights of chosen experts.
+    ``expert_scales`` multiply the weights of chosen experts. ``latent_down`` and ``latent_up`` are the linear layers of
+    ``MixtureShape.latent_size``.
     """
 
     router: str = "mlp.gate"
@@ -44,6 +45,8 @@ class MixtureNames:
     has_biases: bool = False
     router_scale: str | None = None
     expert_scales: str | None = None
+    latent_down: str = "mlp.latent_down"
+    latent_up: str = "mlp.latent_up"
 
     @property
     def is_stacked(self) -> bool:
@@ -180,6 +183,17 @@ class MixtureFamily:
             return 0 if width == 0 else _check_unit(_read_count(fields, "shared_expert_intermediate_size"))
         count = _read_count(fields, "n_shared_experts") if fields.get("n_shared_experts") else 0
         return count * self.read_expert_width(fields)
+
+    def read_latent_size(self, fields: Mapping[str, Any]) -> int:
+        """Return the size of what chosen experts read, 0 if it is the hidden size. Raises Unfusable."""
+        if fields.get("moe_latent_size") is None:
+            return 0
+        if fields["mlp_bias"]:
+            raise Unfusable("the latents of its experts have biases")
+        size = _read_count(fields, "moe_latent_size")
+        if size % SIZE_UNIT:
+            raise Unfusable(f"its experts read latents of {size} numbers, which is no multiple of {SIZE_UNIT}")
+        return size
 
 
 def _read_count(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
@@ -479,6 +493,8 @@ NEMOTRON_NAMES = MixtureNames(
     down="mixer.experts.{}.down_proj",
     shared_gate_up=("mixer.shared_experts.up_proj",),
     shared_down="mixer.shared_experts.down_proj",
+    latent_down="mixer.fc1_latent_proj",
+    latent_up="mixer.fc2_latent_proj",
 )
 NEMOTRON_MIXTURE = MixtureFamily(
     (

@@ -63,6 +63,7 @@ def _fits_stack(shape: LayerShape, layer: DecoderLayer) -> bool:
     has_own_kv = shape.heads is None and shape.head_sizes is None and shape.kv_layer is None
     has_plain_values = not (shape.has_normed_values or shape.has_keys_as_values or shape.value_dim is not None)
     has_plain_mlp = not shape.has_parallel_dense_mlp and shape.mlp_width is None and shape.layer_input is None
+    has_plain_mlp = has_plain_mlp and (layer.mixture is None or layer.mixture.latent_down is None)
     has_plain_scales = shape.mlp_scale is None and layer.output_scale == 1
     has_plain_gates = shape.gate_deviations is None and shape.mlp_limits is None
     has_plain_residual = (

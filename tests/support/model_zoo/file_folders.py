@@ -52,9 +52,9 @@ UNREAD_METHODS = {
 }  # fmt: skip
 # What the config says is enough to refuse these
 REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
-    "nemotron_h with latent experts": (
-        {"model_type": "nemotron_h", "moe_latent_size": 64},
-        "only parley's own decoder computes them, but its config gives moe_latent_size as 64",
+    "nemotron_h with odd latents of experts": (
+        {"model_type": "nemotron_h", "moe_latent_size": 63},
+        "only parley's own decoder computes them, but its experts read latents of 63 numbers",
     ),
     "recurrent_gemma": ({"model_type": "recurrent_gemma"}, STATES),
     "zamba": ({"model_type": "zamba", "num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 2}, STATES),

@@ -55,6 +55,7 @@ PUBLISHED_FORMS = {
     "gpt_neo": ("GPTQ 4 bits", "AWQ"),
     "minimax_m2": ("FP8, 128 x 128 blocks", "AWQ"),
     "kolibri1": ("FP8, 128 x 128 blocks", "NVFP4"),
+    "nemotron_h with latents of experts": ("ModelOpt NVFP4", "ModelOpt FP8"),
     "apertus": ("FP8 of compressed-tensors, channels", "W4A16, groups"),
     "lfm3": ("W4A16, groups",),
     "olmo_hybrid": ("FP8 of compressed-tensors, channels",),

@@ -295,6 +295,14 @@ class ReferenceLayer:
         total = torch.zeros_like(x)
         if routing.shared:
             total = self._run_mlp(x) * (logits[:, routing.experts :].sigmoid() if routing.shared == 2 else 1.0)
+        if latents := mixtures.read_latents(self._number):
+            down, up = latents
+            return total + up.multiply_rows(self._sum_experts(down.multiply_rows(x), shares, routing))
+        return total + self._sum_experts(x, shares, routing)
+
+    def _sum_experts(self, x: torch.Tensor, shares: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """Return the sum of the experts' outputs for rows x, weighed by ``shares`` [T, experts]."""
+        total = torch.zeros_like(x)
         for expert in shares.any(0).nonzero()[:, 0].tolist():
             rows = shares[:, expert].nonzero()[:, 0]
             own = shares[rows, expert, None]

@@ -303,7 +303,6 @@ NEMOTRON_HYBRID = DecoderFamily(
         "num_local_experts": "num_experts",
         "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
     },
-    required={"moe_latent_size": None},
     biases=MLP_BIASES,
     tensors=MIXER_TENSORS,
     rotated=none_rotated,
