@@ -112,6 +112,19 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
                                   "mamba_head_dim": 32, "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 4,
                                   "head_dim": 16, "attention_head_dim": 16, "mlp_hidden_act": "relu2",
                                   "time_step_limit": [0.0, float("inf")], "norm_eps": 1e-5, "pad_token_id": 0}),
+    "Nemotron 3 Super": ("nemotron_h", {"num_hidden_layers": 4, "hybrid_override_pattern": "ME*E", "mamba_num_heads": 4,
+                                        "mamba_head_dim": 32, "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 4,
+                                        "head_dim": 16, "mlp_hidden_act": "relu2", "norm_eps": 1e-5, "pad_token_id": 0,
+                                        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
+                                        "moe_latent_size": 32, "moe_shared_expert_intermediate_size": 80, "n_group": 1,
+                                        "topk_group": 1, "n_shared_experts": 1, "routed_scaling_factor": 5.0,
+                                        "norm_topk_prob": True, "num_nextn_predict_layers": 1,
+                                        "mtp_hybrid_override_pattern": "*E"}),
+    "Kolibri 1": ("kolibri1", {"head_dim": 32, "num_hidden_layers": 5, "sliding_window": 21, "use_sliding_window": True,
+                               "layer_types": ["sliding_attention"] * 4 + ["full_attention"], "num_experts": 8,
+                               "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dtype": "float32",
+                               "shared_expert_intermediate_size": 32, "norm_topk_prob": False, "rope_theta": 10000.0,
+                               "attention_bias": False, "bos_token_id": None, "pad_token_id": 1}),
 }  # fmt: skip
 
 
