@@ -132,7 +132,7 @@ COMPLETION_ROWS: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str
     ),
     "echo": (lambda request: request.output_options.echo, [(None, False), (True, True), (False, False)], [], "boolean"),
     "use_raw_prompt": (
-        lambda request: request.prompts[0].turn,
+        lambda request: request.prompts[0].as_user_turn,
         [(None, True), (True, False), (False, True)],
         [],
         "boolean",

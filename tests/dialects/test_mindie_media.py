@@ -70,7 +70,7 @@ def test_mindie_media_are_read_in_every_interface(interface):
 def test_mindie_media_make_a_prompt_a_user_turn(interface):
     with_media, without = read_prompt(interface, [IMAGE]), read_prompt(interface, [TEXT])
     assert isinstance(with_media, TextPrompt) and isinstance(without, TextPrompt)
-    assert (with_media.text, with_media.turn, without.turn) == ("", True, False)
+    assert (with_media.text, with_media.as_user_turn, without.as_user_turn) == ("", True, False)
 
 
 @pytest.mark.parametrize("interface", INTERFACES)
