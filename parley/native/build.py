@@ -17,12 +17,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
-COMPILER_FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared", "-Wall", "-Wextra"]
+COMPILER_FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-Wall", "-Wextra"]
 if os.environ.get("PARLEY_SANITIZE"):
     # With sanitizers, -O3 takes too long to compile.
     COMPILER_FLAGS[COMPILER_FLAGS.index("-O3")] = "-O1"
@@ -45,7 +46,10 @@ X86 = ("x86_64", "AMD64")
 # input is duplicated as descriptor 3 first, because a background command has the null device as its standard input. All
 # commands of the script itself are builtins.
 KILLED_AT_END_OF_INPUT = 'exec 3<&0; { read -r _ <&3; kill -9 0; } >/dev/null 2>&1 & exec "$@" 3<&- </dev/null'
-COMPILE_TIMEOUT = 1800  # seconds for one library: half a minute on an idle machine, and minutes on a busy one
+COMPILE_TIMEOUT = 1800  # seconds for one source file: seconds on an idle machine, minutes with sanitizers on a busy one
+PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+_compilers = threading.BoundedSemaphore(PROCESSORS)  # one for each processor, whatever the number of levels
 
 
 class BuildError(Exception):
@@ -95,53 +99,98 @@ def compile_level(level: str, folder: Path) -> Path:
     target = folder / library_name(level)
     if target.exists():
         return target
-    machine = [f"-m{need.replace('_', '')}" for need in LEVELS[level] if need not in AMX]
-    if set(AMX) <= set(LEVELS[level]):
-        machine.append("-DPARLEY_AMX")  # the sources write AMX in assembly, for compilers without its flags, as GCC 10
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _lock_target(target), tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as scratch:
+        with _lock_target(target) as is_locked:
             if target.exists():
                 return target
-            output = Path(scratch) / target.name
-            command = [find_compiler(), *COMPILER_FLAGS, *machine, *map(str, source_files()), "-o", str(output)]
-            result = _run_compiler(command)
-            if result.returncode:
-                raise BuildError(f"the compiler failed: {(result.stderr.strip() or str(result.returncode))[:2000]}")
-            os.replace(output, target)
+            with _build_folder(target, is_locked) as scratch:
+                os.replace(_link_objects(_compile_objects(level, scratch), scratch / target.name), target)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(str(error)) from None
     return target
 
 
-def _run_compiler(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a compiler, which is killed with all its processes when this process ends. Raises OSError,
-    subprocess.TimeoutExpired."""
-    end_of_pipe, own_end = os.pipe()
-    try:
-        return subprocess.run(
-            ["/bin/sh", "-c", KILLED_AT_END_OF_INPUT, "sh", *command],
-            stdin=end_of_pipe,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=COMPILE_TIMEOUT,
-            start_new_session=True,  # so it has a process group
-        )
-    finally:
-        os.close(end_of_pipe)
-        os.close(own_end)
+def _compile_objects(level: str, scratch: Path) -> list[Path]:
+    """Compile each source file into ``scratch`` unless its object is there, one for each processor at a time."""
+    machine = [f"-m{need.replace('_', '')}" for need in LEVELS[level] if need not in AMX]
+    if set(AMX) <= set(LEVELS[level]):
+        machine.append("-DPARLEY_AMX")  # the sources write AMX in assembly, for compilers without its flags, as GCC 10
+
+    def compile_source(path: Path) -> Path:
+        target = scratch / f"{path.relative_to(HERE / 'source').as_posix().replace('/', '-')}.o"
+        if not target.exists():
+            partial = target.with_suffix(".partial")
+            _run_compiler([find_compiler(), *COMPILER_FLAGS, *machine, "-c", str(path), "-o", str(partial)])
+            os.replace(partial, target)
+        return target
+
+    largest_first = sorted(source_files(), key=lambda path: -path.stat().st_size)
+    with ThreadPoolExecutor(PROCESSORS) as pool:
+        return list(pool.map(compile_source, largest_first))  # after an error, no other file is started
+
+
+def _link_objects(objects: list[Path], library: Path) -> Path:
+    """Link objects into a library and return its path."""
+    _run_compiler([find_compiler(), *COMPILER_FLAGS, "-shared", *map(str, sorted(objects)), "-o", str(library)])
+    return library
 
 
 @contextlib.contextmanager
-def _lock_target(target: Path) -> Iterator[None]:
-    """Wait while another process compiles the same library. On file systems without locks, all compile it."""
+def _build_folder(target: Path, is_locked: bool) -> Iterator[Path]:
+    """Make the folder of a build's objects. It stays if this process is ended or a compiler takes too long, and the
+    next build continues with it; ``library.py`` removes old ones. Without a lock, each process has one of its own."""
+    if not is_locked:
+        with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as scratch:
+            yield Path(scratch)
+        return
+    path = target.parent / f".build-{target.stem}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    try:
+        yield path
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        raise
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _run_compiler(command: list[str]) -> None:
+    """Run a compiler, which is killed with all its processes when this process ends. Raises BuildError, OSError,
+    subprocess.TimeoutExpired."""
+    with _compilers:
+        end_of_pipe, own_end = os.pipe()
+        try:
+            result = subprocess.run(
+                ["/bin/sh", "-c", KILLED_AT_END_OF_INPUT, "sh", *command],
+                stdin=end_of_pipe,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=COMPILE_TIMEOUT,
+                start_new_session=True,  # so it has a process group
+            )
+        finally:
+            os.close(end_of_pipe)
+            os.close(own_end)
+    if result.returncode:
+        raise BuildError(f"the compiler failed: {(result.stderr.strip() or str(result.returncode))[:2000]}")
+
+
+@contextlib.contextmanager
+def _lock_target(target: Path) -> Iterator[bool]:
+    """Wait while another process compiles the same library, and return true. On file systems without locks, return
+    false: all compile it."""
     path = target.with_suffix(".lock")
     with path.open("w") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
         try:
-            yield
+            fcntl.flock(file, fcntl.LOCK_EX)
+            is_locked = True
+        except OSError:
+            is_locked = False
+        try:
+            yield is_locked
         finally:  # others may hold the same file, but they find the library, or try again
             path.unlink(missing_ok=True)
 

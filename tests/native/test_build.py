@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -52,6 +54,34 @@ def test_a_compiler_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(build.BuildError, match="the compiler failed: no such machine"):
         build.compile_level("generic", tmp_path / "built")
     assert not [*(tmp_path / "built").iterdir()]
+
+
+# As g++ with -o at the end: it makes that file, but waits in second.cpp until it may go on.
+WAITING_COMPILER = """
+echo "$*" >> {folder}/runs
+case "$*" in *second.cpp*) test -e {folder}/unblocked || sleep 1000;; esac
+for output; do :; done
+echo made > "$output"
+"""
+
+
+def test_a_build_that_was_killed_continues_with_its_objects(tmp_path: Path):
+    (tmp_path / "source").mkdir()
+    for name in ("first", "second"):
+        (tmp_path / "source" / f"{name}.cpp").write_text("// compiled by a script")
+    shutil.copy(build.__file__, tmp_path)
+    environment = os.environ | {"CXX": write_compiler(tmp_path, WAITING_COMPILER.format(folder=tmp_path))}
+    command = [sys.executable, "-c", "import build; print(build.compile_level('generic', build.HERE / 'made'))"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
+        wait_for(lambda: "second.cpp" in (tmp_path / "runs").read_text() if (tmp_path / "runs").exists() else False)
+        wait_for(lambda: [*tmp_path.glob("made/.build-*/first.cpp.o")])
+        process.kill()
+    (tmp_path / "unblocked").touch()
+    library_path = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    runs = (tmp_path / "runs").read_text()
+    assert [runs.count(f"{name}.cpp -o") for name in ("first", "second")] == [1, 2]
+    assert [*(tmp_path / "made").glob("*.so")] == [Path(library_path.stdout.strip())]
+    assert not [*(tmp_path / "made").glob(".build-*")]
 
 
 def test_progress_says_that_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
