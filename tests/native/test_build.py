@@ -38,14 +38,16 @@ def test_a_compiler_and_its_processes_end_with_a_killed_process(tmp_path: Path, 
     pids = tmp_path / "pids"
     # As g++ does, it starts another program and waits for it.
     monkeypatch.setenv(
-        "CXX", write_compiler(tmp_path, f"sleep 1000 & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait")
+        "CXX", write_compiler(tmp_path, f"sleep 1000 & echo $$ $! > {pids}.$$; mv {pids}.$$ {pids}; wait")
     )
     with subprocess.Popen([sys.executable, "-c", BUILD, str(tmp_path / "built")]) as process:
-        wait_for(pids.exists)
-        running = [Path(f"/proc/{number}") for number in pids.read_text().split()]
-        time.sleep(0.1)  # it runs for a while
-        assert len(running) == 2 and all(path.exists() for path in running)
-        process.kill()
+        try:
+            wait_for(pids.exists)
+            running = [Path(f"/proc/{number}") for number in pids.read_text().split()]
+            time.sleep(0.1)  # it runs for a while
+            assert len(running) == 2 and all(path.exists() for path in running)
+        finally:
+            process.kill()
         wait_for(lambda: not any(path.exists() for path in running))
 
 
@@ -73,9 +75,11 @@ def test_a_build_that_was_killed_continues_with_its_objects(tmp_path: Path):
     environment = os.environ | {"CXX": write_compiler(tmp_path, WAITING_COMPILER.format(folder=tmp_path))}
     command = [sys.executable, "-c", "import build; print(build.compile_level('generic', build.HERE / 'made'))"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
-        wait_for(lambda: "second.cpp" in (tmp_path / "runs").read_text() if (tmp_path / "runs").exists() else False)
-        wait_for(lambda: [*tmp_path.glob("made/.build-*/first.cpp.o")])
-        process.kill()
+        try:
+            wait_for(lambda: (tmp_path / "runs").exists() and "second.cpp" in (tmp_path / "runs").read_text())
+            wait_for(lambda: [*tmp_path.glob("made/.build-*/first.cpp.o")])
+        finally:
+            process.kill()
     (tmp_path / "unblocked").touch()
     library_path = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     runs = (tmp_path / "runs").read_text()
