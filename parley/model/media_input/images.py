@@ -6,6 +6,7 @@ stand for gigabytes of pixels. Of an animation the first frame counts.
 
 from __future__ import annotations
 
+import re
 import warnings
 from io import BytesIO
 
@@ -16,6 +17,11 @@ from parley.model.media_input.unusable import UnusableMedia, damaged_media
 
 FORMATS = "JPEG, PNG, WebP, GIF or BMP"
 SMALL_SIZE = (512, 512)  # of an image with little detail, at most
+MAX_SCANS = 100  # of a JPEG file; encoders write 11 at most, but each of a few bytes may change all pixels
+
+# Markers of JPEG (ITU T.81, table B.1); within a scan, FF 00 is a byte of data, and FF D0 to FF D7 divide it.
+JPEG_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
+BEGIN_OF_IMAGE, END_OF_IMAGE, BEGIN_OF_SCAN, TEMPORARY = 0xD8, 0xD9, 0xDA, 0x01
 
 # The limit is checked here, so that the client gets its numbers; a warning of Pillow would go to the log.
 Image.MAX_IMAGE_PIXELS = None
@@ -46,6 +52,8 @@ def decode_image(data: bytes, max_pixels: int) -> Image.Image:
     try:
         with Image.open(BytesIO(data), formats=[name]) as image:
             _check_pixels(image.size, max_pixels)
+            if name == "JPEG":
+                _check_scans(data)
             image.load()
             _check_pixels(image.size, max_pixels)  # a frame of a GIF may be larger than its header says
             return _convert_to_rgb(_turn_upright(image))
@@ -72,6 +80,18 @@ def _check_pixels(size: tuple[int, int], max_pixels: int) -> None:
             width=width,
             height=height,
         )
+
+
+def _check_scans(data: bytes) -> None:
+    """Raise UnusableMedia if a JPEG file has too many scans. What follows the end of the image is not read."""
+    place, count = 0, 0
+    while (match := JPEG_MARKER.search(data, place)) is not None and (marker := match[1][0]) != END_OF_IMAGE:
+        place = match.end()
+        if marker not in (BEGIN_OF_IMAGE, TEMPORARY):  # a segment with its length follows
+            place += max(2, int.from_bytes(data[place : place + 2]))
+        count += marker == BEGIN_OF_SCAN
+        if count > MAX_SCANS:
+            raise UnusableMedia(f"has more than {MAX_SCANS} scans", "too_slow")
 
 
 def _turn_upright(image: Image.Image) -> Image.Image:

@@ -41,6 +41,13 @@ def gif_of_many_frames() -> bytes:
     return image_file(frames[0], "GIF", save_all=True, append_images=frames[1:])
 
 
+def jpeg_of_many_scans(count: int) -> bytes:
+    """A progressive JPEG file of ``count`` scans, of which each repeats the last one of a file of few."""
+    data = image_file(Image.new("L", (64, 64)), "JPEG", progressive=True)
+    last_scan = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + last_scan * (count - data.count(b"\xff\xda")) + data[-2:]
+
+
 def cut(data: bytes) -> bytes:
     return data[: len(data) * 2 // 3]
 
@@ -57,6 +64,7 @@ ATTACKS: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
         "unknown_format",
     ),
     "jpeg 2000": ("image", image_file(picture_array(), "JPEG2000"), {}, "unknown_format"),
+    "many scans": ("image", jpeg_of_many_scans(101), {}, "too_slow"),
     "cut png": ("image", cut(PICTURE), {}, "undecodable"),
     "too narrow": ("image", image_file(picture_array(300, 1)), {}, "refused_by_model"),
     "many pixels wanted": (
