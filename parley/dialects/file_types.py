@@ -89,5 +89,5 @@ def guess_media_type(filename: str) -> str:
 def is_text_type(media_type: str) -> bool:
     """Whether files of a media type are texts for the model."""
     name = media_type.partition(";")[0].strip().lower()
-    is_picture = name.startswith("image/")  # image/svg+xml
-    return name.startswith("text/") or name in TEXT_TYPES or (name.endswith(TEXT_SUFFIXES) and not is_picture)
+    is_image = name.startswith("image/")  # image/svg+xml
+    return name.startswith("text/") or name in TEXT_TYPES or (name.endswith(TEXT_SUFFIXES) and not is_image)

@@ -1,10 +1,10 @@
-"""Packs steps of prompts that pictures lead: those of models that read pictures in layers with cross-attention.
+"""Packs steps whose prompts begin with images, for models that read images in layers with cross-attention.
 
-A picture's embeddings have pages at the beginning of the sequence, before the text (``types.media.lead_length``). The
-batch has the text alone, with positions from 0 and with the pages behind those. A token of the text sees a picture if
-the picture's mark is at or before it and no later picture's mark follows other text, as in Transformers'
-``get_cross_attention_token_mask``: pictures whose marks are next to each other are a group, which is seen until the
-next group begins. The embeddings of a group are next to each other as well, and begin with a page.
+An image's embeddings have pages at the beginning of the sequence, before the text (``types.media.lead_length``). The
+batch holds only the text, with positions from 0 and with the pages after those of the images. A token of the text sees
+an image if the image's mark is at or before it and no later image's mark follows other text, as in Transformers'
+``get_cross_attention_token_mask``: images whose marks are next to each other are a group, which is seen until the next
+group begins. The embeddings of a group are next to each other as well, and begin with a page.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from parley.core.sequence import PAGE_SIZE, Sequence, StepRow
 from parley.model.media_embeddings import EncodedItem
-from parley.model.networks.network import PackedBatch, SeenPictures
+from parley.model.networks.network import PackedBatch, SeenImages
 from parley.native.layout import Span
 from parley.types import MediaItem
 
@@ -41,8 +41,8 @@ def text_part(row: StepRow, tokens: list[int]) -> tuple[list[int], int, list[int
     return tokens[first - row.start :], first - lead, table[lead // PAGE_SIZE :]
 
 
-def see_pictures(batch: PackedBatch, rows: list[StepRow]) -> SeenPictures | None:
-    """Return ``PackedBatch.pictures`` for a batch of the text of ``rows``."""
+def see_images(batch: PackedBatch, rows: list[StepRow]) -> SeenImages | None:
+    """Return ``PackedBatch.images`` for a batch of the text of ``rows``."""
     written = list(_written_embeddings(rows))
     spans: list[Span] = []
     seeing: list[int] = []
@@ -50,7 +50,7 @@ def see_pictures(batch: PackedBatch, rows: list[StepRow]) -> SeenPictures | None
     for row, span in zip(rows, batch.spans, strict=True):
         sequence = row.sequence
         first = sequence.lead + span.length - span.count  # of the sequence's tokens
-        for view, start, count in _parts_of_views(picture_views(sequence.request.media), first, first + span.count):
+        for view, start, count in _parts_of_views(image_views(sequence.request.media), first, first + span.count):
             length = view.end - view.start
             table = sequence.block_table[view.start // PAGE_SIZE : -(-view.end // PAGE_SIZE)]
             for done in range(0, count, length):  # a span has no more tokens than its pages
@@ -64,7 +64,7 @@ def see_pictures(batch: PackedBatch, rows: list[StepRow]) -> SeenPictures | None
     device, nothing = batch.positions.device, batch.positions[:0]
     visible_ends = torch.tensor(ends, dtype=torch.int64, device=device)
     slots = [slot for _, part_slots in written for slot in part_slots]
-    return SeenPictures(
+    return SeenImages(
         torch.tensor(seeing, dtype=torch.int64, device=device),
         PackedBatch(nothing, visible_ends - 1, nothing, spans, visible_ends=visible_ends),
         torch.cat([embeddings for embeddings, _ in written]) if written else None,
@@ -79,7 +79,7 @@ def unscored_positions(sequence: Sequence) -> set[int]:
     return {*range(lead + 1), *marks} if lead else set()
 
 
-def picture_views(media: list[MediaItem]) -> list[_View]:
+def image_views(media: list[MediaItem]) -> list[_View]:
     """Return what the tokens of a text see, from each mark on. Before the first mark they see nothing."""
     views: list[_View] = []
     for item in media:

@@ -24,7 +24,7 @@ from parley.core.sequence import (
     StepRow,
     StepStarter,
 )
-from parley.model.leading_media import see_pictures, text_part, unscored_positions
+from parley.model.leading_media import see_images, text_part, unscored_positions
 from parley.model.media_batch import add_media, has_media, placeholder_positions
 from parley.model.networks import lora
 from parley.model.networks.decode_graphs import DecodeGraphs
@@ -177,7 +177,7 @@ class DecoderRunner:
             ]
             batch.states = self.states.select_states(batch.spans, uses)
         if any(row.sequence.lead for row in rows):
-            batch.pictures = see_pictures(batch, rows)
+            batch.images = see_images(batch, rows)
         elif has_media(rows):
             add_media(batch, rows)
         adapter_tokens: dict[lora.LoraAdapter, list[int]] = {}
@@ -311,7 +311,7 @@ class DecoderRunner:
         end = min(row.start + row.count, sequence.prompt_len - 1)  # the last prompt token predicts an output token
         top_count = max(0, sequence.request.prompt_logprobs)
         placeholders = placeholder_positions(sequence, start + 1, end + 1) | unscored_positions(sequence)
-        first = row.start + row.token_count - len(hidden)  # of the text, if pictures lead it
+        first = row.start + row.token_count - len(hidden)  # of the text, if images lead it
         scores: list[TokenScore | None] = [None] * max(0, min(first, end) - start)
         start = max(start, first)
         for part_start in range(start, end, SCORE_ROWS):

@@ -59,7 +59,7 @@ class AltUpWeights:
 
 @dataclass(frozen=True)
 class CrossAttentionWeights:
-    """The weights of a layer with cross-attention (Llama 3.2 Vision), which reads embeddings of pictures:
+    """The weights of a layer with cross-attention (Llama 3.2 Vision), which reads embeddings of images:
 
         residual += attention_gate * output(attention(query_norm(query(norm(residual))), keys, values))
         residual += mlp_gate * down(silu(gate(x)) * up(x)), x = mlp_norm(residual)

@@ -224,7 +224,7 @@ class LayerShape:
     has_mixer: bool = True  # False: neither attention nor a state
     has_linear_mixer: bool = False  # a linear layer without a bias replaces attention, as the layer's ``output``
     has_mlp: bool = True
-    # Cross-attention to pictures and an MLP, in rows that see any (``CrossAttentionWeights``). Such a layer has neither
+    # Cross-attention to images and an MLP, in rows that see any (``CrossAttentionWeights``). Such a layer has neither
     # a mixer nor an MLP besides.
     has_cross_attention: bool = False
     is_hybrid: bool = False  # attention and a state

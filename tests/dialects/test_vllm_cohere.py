@@ -119,7 +119,7 @@ def conversation(text, *places):
     return ChatPrompt([Message("user", text, media=media)], add_generation_prompt=False)
 
 
-def test_cohere_reads_pictures_and_contents_as_conversations():
+def test_cohere_reads_images_and_contents_as_conversations():
     request = read_embed(SIGHTED, images=[PICTURE_URL, PICTURE_URL], input_type="image").request
     assert request.prompts == [conversation("", (0, "images[0]")), conversation("", (0, "images[1]"))]
     assert request.pooling == PoolingOptions(prompt="image")

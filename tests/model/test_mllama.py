@@ -10,7 +10,7 @@ from support.multimodal_models import load_whole_model, write_multimodal_model
 
 from parley.errors import BadRequest
 from parley.llm import LLM
-from parley.model.leading_media import picture_views
+from parley.model.leading_media import image_views
 from parley.model.media_input.processor import load_jobs
 from parley.text.media_prompt import begin_after_marks, place_leading_items
 from parley.types import EmbeddingRun, MediaItem, ProcessedMedia
@@ -97,7 +97,7 @@ def test_pictures_lead_the_prompt_and_those_with_adjacent_marks_are_adjacent():
         MediaItem("image", bytes([count]), start, count, [EmbeddingRun(0, count)], seen_from=48 + mark)
         for start, count, mark in [(0, 17, 1), (17, 3, 2), (32, 5, 4)]
     ]
-    assert picture_views(media) == [(49, 0, 17), (50, 0, 20), (52, 32, 37)]
+    assert image_views(media) == [(49, 0, 17), (50, 0, 20), (52, 32, 37)]
 
 
 @pytest.mark.parametrize("token_ids", [[7], [MARK, 7, MARK]])

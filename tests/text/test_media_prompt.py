@@ -126,7 +126,7 @@ def test_a_mark_that_a_client_writes_is_text(family):
     assert mark in pipeline.tokenizer.decode(with_mark.token_ids[with_mark.media[0].end :], skip_special=False)
 
 
-def test_model_that_reads_pictures_and_sound_separately_refuses_both_in_one_prompt():
+def test_model_that_reads_images_and_sound_separately_refuses_both_in_one_prompt():
     """In a prompt with pictures, Phi-4-multimodal projects sound in another way."""
     pipeline, picture_item = load_pipeline("phi4_multimodal"), process_picture("phi4_multimodal", "small")
     clip = ProcessedMedia("audio", b"clip", "<|audio|>", "<|audio|>", 1)

@@ -126,7 +126,7 @@ class TurnReader:
         """Return the results of calls, then the rest. Images of results come with the rest: not every template shows
         them in a result."""
         results: list[Message] = []
-        pictures: Parts = []
+        images: Parts = []
         parts: Parts = []
         for block in blocks_of(items):
             if isinstance(block, str):
@@ -134,10 +134,10 @@ class TurnReader:
             elif self.blocks.read_block_type(block) == "tool_result":
                 result, media = self._read_tool_result(block)
                 results.append(result)
-                pictures += media
+                images += media
             else:
                 parts += self.blocks.read_block(block)
-        content = interleave_parts([*pictures, *(part for part in parts if part != "")], JOINT)
+        content = interleave_parts([*images, *(part for part in parts if part != "")], JOINT)
         if results and not content.text and not content.media:
             return results
         return [*results, Message("user", content.text, media=content.media)]

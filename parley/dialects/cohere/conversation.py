@@ -66,7 +66,7 @@ class Document(NamedTuple):
         return self.data if self.id is None else {"id": self.id} | self.data
 
 
-class _PictureReader(MediaReader):
+class _ImagePartReader(MediaReader):
     part_types = ("image_url",)
 
 
@@ -76,7 +76,7 @@ class ConversationReader:
     def __init__(self, rules: CohereRules, context: RequestContext):
         self._rules = rules
         self._limits = context.media_limits
-        self._pictures = _PictureReader(context.media_limits, plain_urls=not rules.strict)
+        self._images = _ImagePartReader(context.media_limits, plain_urls=not rules.strict)
         self._call_ids: set[str] = set()
 
     def read_messages(self, body: Fields) -> list[Message]:
@@ -170,7 +170,7 @@ class ConversationReader:
             match self._read_part_type(part, role):
                 case "image_url":
                     check_member_names(part, IMAGE_MEMBERS, self._rules)
-                    yield self._pictures.read_item(part, "image_url", plain_urls=not self._rules.strict)
+                    yield self._images.read_item(part, "image_url", plain_urls=not self._rules.strict)
                 case "document":
                     check_member_names(part, DOCUMENT_PART_MEMBERS, self._rules)
                     document = part.object("document")

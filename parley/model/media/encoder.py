@@ -142,10 +142,10 @@ def _insert_mark_rows(rows: torch.Tensor, mark_rows: torch.Tensor, placeholder_n
     ``placeholder_numbers``: int64 [n], 0 where the next of ``rows`` belongs, k where row k - 1 of ``mark_rows`` does.
     """
     result = torch.cat([mark_rows[:1], mark_rows])[placeholder_numbers]
-    is_picture = placeholder_numbers == 0
-    if int(is_picture.sum()) != len(rows):
+    is_image = placeholder_numbers == 0
+    if int(is_image.sum()) != len(rows):
         raise EncoderError(f"The encoder gave {len(rows)} embeddings, but the image's text has other placeholders.")
-    result[is_picture] = rows
+    result[is_image] = rows
     return result
 
 
@@ -302,7 +302,7 @@ def _encode_llama4(model: Any, pixel_values: torch.Tensor) -> Any:
 def _encode_mllama(
     body: Any, pixel_values: torch.Tensor, aspect_ratio_ids: torch.Tensor, aspect_ratio_mask: torch.Tensor
 ) -> Any:
-    """Return what the layers with cross-attention read of a picture, without the tiles that pad it. They come last.
+    """Return what the layers with cross-attention read of an image, without the tiles that pad it. They come last.
 
     ``pixel_values``: [1, 1, tiles, 3, height, width]; ``aspect_ratio_ids``: [1, 1]; ``aspect_ratio_mask``: [1, 1,
     tiles].

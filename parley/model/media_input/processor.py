@@ -50,7 +50,7 @@ MARK_NAMES = (
 )
 # One number, or several, for each token
 TEXT_TENSORS = {"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids", "labels", "cross_attention_mask"}
-GUESSED_LAYOUT_TYPES = {"video_llava"}  # whose processors take the height of some small pictures for colours
+GUESSED_LAYOUT_TYPES = {"video_llava"}  # whose processors take the height of some small images for colours
 SINGLE_VIDEO_TYPES = {"nemotron_h_omni"}  # whose processors read the metadata of one video, not of several
 # For models whose processors in Transformers need a package that is not installed here, or accept no mark of an item
 OWN_PROCESSORS: dict[str, Callable[[Path, int], Any]] = {
@@ -280,7 +280,7 @@ class ItemProcessor:
         return self._family.has_rope_grids and kind != "audio"
 
     def _count_tile_rows(self, tensors: dict[str, torch.Tensor]) -> int:
-        """Return the number of embeddings of a picture of Llama 3.2 Vision: its tiles, without those that pad it, have
+        """Return the number of embeddings of an image of Llama 3.2 Vision: its tiles, without those that pad it, have
         one for each patch and one more."""
         config = self._vision_config
         patches = int(config.image_size // config.patch_size) ** 2

@@ -183,6 +183,6 @@ def _is_plain_decode(batch: PackedBatch) -> bool:
     """Whether each row is one token of a sequence, with causal attention and without adapters or media."""
     extras: Sequence[object | None] = (
         batch.lora_rows, batch.long_rope, batch.media, batch.rope_positions, batch.visible_ends, batch.states,
-        batch.pictures,
+        batch.images,
     )  # fmt: skip
     return len(batch.spans) == len(batch.token_ids) and all(extra is None for extra in extras)

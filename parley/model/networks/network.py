@@ -35,8 +35,8 @@ class MediaRows(NamedTuple):
 
 
 @dataclass
-class SeenPictures:
-    """The pictures that tokens of a batch see in layers with cross-attention.
+class SeenImages:
+    """The images that tokens of a batch see in layers with cross-attention.
 
     ``rows``: the numbers of the tokens that see any, int64 [S]. ``attention``: these alone, for their attention: the
     spans have the pages of the embeddings that they see. ``embeddings`` [N, hidden]: those whose keys and values this
@@ -65,7 +65,7 @@ class PackedBatch:
     * ``has_window_ahead``: in layers with a window of w tokens, a token attends to at most the next w - 1 tokens.
     * ``whole_prompts``: for each span, whether all of its tokens attend to all of a prompt, even in layers with a
       window; None if there is no such span.
-    * ``pictures``: those that layers with cross-attention read; None if no token sees any, and none is written.
+    * ``images``: those that layers with cross-attention read; None if no token sees any, and none is written.
     * ``states``: of the sequences, for layers that keep one; None if all sequences begin here and do not continue.
     * ``tables``: the same sequences as tensors for kernels on a GPU, made when the first kernel needs them.
     * ``result_counts``: for each span, how many of its last tokens have results that are read; None: all. In the last
@@ -83,7 +83,7 @@ class PackedBatch:
     visible_ends: torch.Tensor | None = None
     has_window_ahead: bool = False
     whole_prompts: list[bool] | None = None
-    pictures: SeenPictures | None = None
+    images: SeenImages | None = None
     states: BatchStates | None = None
     tables: native.BatchTables | None = None
     result_counts: list[int] | None = None

@@ -32,7 +32,7 @@ def test_reads_each_format(name: str):
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 1), (1, 3), (300, 1), (1, 300)])
-def test_reads_pictures_of_odd_sizes(size: tuple[int, int]):
+def test_reads_images_of_odd_sizes(size: tuple[int, int]):
     picture = picture_array(*size)
     assert np.array_equal(decode(image_file(picture)), picture)
 
@@ -72,7 +72,7 @@ def test_turns_pictures_as_their_exif_data_says():
     assert np.array_equal(decode(image_file(picture, exif=exif)), np.rot90(picture, -1))
 
 
-def test_reads_pictures_with_broken_exif_data():
+def test_reads_images_with_broken_exif_data():
     picture = picture_array()
     assert np.array_equal(decode(image_file(picture, exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x12\x01")), picture)
 

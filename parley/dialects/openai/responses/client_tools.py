@@ -141,15 +141,15 @@ SCREEN_TOOLS = ("computer", "computer_use_preview")
 CHOICE_ALIASES = {"computer_use": "computer"}
 
 
-def read_client_tool(tool: Fields, kind: str, *, reads_pictures: bool) -> dict[str, Any]:
+def read_client_tool(tool: Fields, kind: str, *, reads_images: bool) -> dict[str, Any]:
     """Return the function for a tool that clients run. Raises BadRequest.
 
-    ``reads_pictures``: whether the model does, which a screen needs.
+    ``reads_images``: whether the model does, which a screen needs.
     """
     note = ""
     if kind == "shell":
         note = _read_environment(tool)
-    elif kind in SCREEN_TOOLS and not reads_pictures:
+    elif kind in SCREEN_TOOLS and not reads_images:
         path = tool.member_path("type")
         raise unserved_error(f"'{path}' is '{kind}', but this model reads text only, no screenshots.", path)
     elif kind == "computer_use_preview":

@@ -52,7 +52,7 @@ class ContentReader:
         return media.interleave_parts(map(self._read_part, item.objects(name, cap=MAX_PARTS)), PART_JOINT)
 
     def read_screenshot(self, item: Fields, name: str) -> InterleavedText:
-        """Return the picture of a member that is a computer's screen. Raises BadRequest."""
+        """Return the image of a member that is a computer's screen. Raises BadRequest."""
         screenshot = item.object(name)
         if screenshot is None:
             raise item.missing_member(name)
@@ -62,8 +62,8 @@ class ContentReader:
             screenshot = _with_upload(screenshot, SCREENSHOT, self._context)
         if not self._media_reader.limits:
             raise _text_only_error(screenshot, SCREENSHOT)
-        picture = self._media_reader.read_item(screenshot, "input_image", plain_urls=True)
-        return media.interleave_parts([picture], PART_JOINT)
+        image = self._media_reader.read_item(screenshot, "input_image", plain_urls=True)
+        return media.interleave_parts([image], PART_JOINT)
 
     def _read_part(self, part: Fields) -> str | Media:
         kind = part.string("type", None, allowed=(*self._text_members, *MEDIA_PARTS))

@@ -66,7 +66,7 @@ def read_response_input(
     body, new_items = items.input_with_items(body, partial(stored.find_item, context), may_be_missing=bool(earlier))
     reader.read_items(body.objects("input", cap=items.MAX_ITEMS))
     messages = reader.finish()
-    tool_members = tools.read_tools(body, reader.added_tools, rules, reads_pictures="image" in context.media_limits)
+    tool_members = tools.read_tools(body, reader.added_tools, rules, reads_images="image" in context.media_limits)
     is_callable = tool_members.choice != "none"
     chat = ChatPrompt(
         messages=messages,

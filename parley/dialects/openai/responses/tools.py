@@ -45,11 +45,11 @@ class ToolMembers:
     """The tools of a request: ``tools``, ``schema_fields``, ``choice``, ``only`` and ``allowed`` as in ``ChatPrompt``.
 
     ``declared``: the client's tools by the names that the model sees. ``shown``: ``tools`` of the answer.
-    ``reads_pictures``: whether the model does. ``hides_deferred``: the client searches for tools, so the model does not
+    ``reads_images``: whether the model does. ``hides_deferred``: the client searches for tools, so the model does not
     see those with ``defer_loading`` before an output of that search has them.
     """
 
-    reads_pictures: bool = False
+    reads_images: bool = False
     hides_deferred: bool = False
 
     tools: list[ToolObject] = field(default_factory=list)
@@ -72,18 +72,18 @@ def joined_name(namespace: str, name: str) -> str:
 
 
 def read_tools(
-    body: Fields, added: Iterable[Fields], rules: ResponsesRules, *, reads_pictures: bool = False
+    body: Fields, added: Iterable[Fields], rules: ResponsesRules, *, reads_images: bool = False
 ) -> ToolMembers:
     """Read the tools, and those that items of the input add. Raises BadRequest.
 
-    ``reads_pictures``: whether the model does.
+    ``reads_images``: whether the model does.
     """
     declarations = list(body.objects("tools", cap=MAX_TOOLS))
-    members = ToolMembers(reads_pictures, rules.client_tools and any(map(_is_client_search, declarations)))
+    members = ToolMembers(reads_images, rules.client_tools and any(map(_is_client_search, declarations)))
     for tool in declarations:
         members.shown.append(_read_tool(tool, members, rules))
     for tool in added:
-        found = ToolMembers(reads_pictures)
+        found = ToolMembers(reads_images)
         _read_tool(tool, found, rules)
         _add_tools(members, found)
     _read_tool_choice(body, members, rules)
@@ -188,7 +188,7 @@ def _read_custom_tool(tool: Fields, members: ToolMembers, namespace: str) -> dic
 
 
 def _read_client_tool(tool: Fields, kind: str, members: ToolMembers) -> dict[str, Any]:
-    signature = read_client_tool(tool, kind, reads_pictures=members.reads_pictures)
+    signature = read_client_tool(tool, kind, reads_images=members.reads_images)
     _declare_tool(tool, members, signature, DeclaredTool(signature["name"], kind=kind), "type")
     return {name: tool.raw_value(name) for name in tool.member_names}
 

@@ -66,7 +66,7 @@ class CohereReply(UnstreamedReply):
         self._input_name = _find_input_name(body)
         self._texts = body.strings("texts", cap=MAX_EMBEDDING_INPUTS, total=MAX_PROMPT_SIZE)
         prompts = self._read_prompts(body, context)
-        self._has_pictures = any(isinstance(prompt, ChatPrompt) and prompt.messages[0].media for prompt in prompts)
+        self._has_images = any(isinstance(prompt, ChatPrompt) and prompt.messages[0].media for prompt in prompts)
         self._types = _read_embedding_types(body) or ["float"]
         extra_members = vllm_members.read_vllm_pooling_members(_with_truncation(body, context), context)
         self.request = Request(
@@ -90,7 +90,7 @@ class CohereReply(UnstreamedReply):
             return [TextPrompt(text) for text in self._texts]
         reader = media_reader(body, requests.VLLM_RULES, context)
         if self._input_name == "images":
-            return [_as_conversation(read_content_parts([part], reader)) for part in _picture_parts(body)]
+            return [_as_conversation(read_content_parts([part], reader)) for part in _image_parts(body)]
         return [self._read_content(item, reader) for item in body.objects("inputs", cap=MAX_EMBEDDING_INPUTS)]
 
     def _read_content(self, item: Fields, reader: MediaReader) -> ChatPrompt:
@@ -137,7 +137,7 @@ class CohereReply(UnstreamedReply):
         """Return the texts as JSON, with their vectors in every requested encoding."""
         tokens = usage.prompt_tokens
         billed = {"input_tokens": 0, "image_tokens": tokens}
-        if not self._has_pictures:
+        if not self._has_images:
             billed = {"input_tokens": tokens, "image_tokens": 0}
         embeddings = self.embedding_members()
         return encode_json(
@@ -185,7 +185,7 @@ def _find_input_name(body: Fields) -> str:
     return given_names[0]
 
 
-def _picture_parts(body: Fields) -> Iterator[Fields]:
+def _image_parts(body: Fields) -> Iterator[Fields]:
     """Yield each image as a part of a content, which errors locate in ``images``."""
     for index, url in enumerate(body.strings("images", cap=MAX_EMBEDDING_INPUTS, total=MAX_PROMPT_SIZE)):
         part, place = body.without_members(set(body.member_names)), f"images[{index}]"
