@@ -794,6 +794,7 @@ def test_vllm_invocations_choose_task_by_body():
         ({"messages": MESSAGES, "prompt": "a"}, chat.VllmChatReply),
         ({"input": "a"}, embeddings.VllmEmbeddingReply),
         ({"messages": MESSAGES, "encoding_format": "float"}, embeddings.VllmEmbeddingReply),
+        ({"messages": [MESSAGES, MESSAGES]}, embeddings.VllmEmbeddingReply),
     ):
         assert isinstance(control.read_invocation(json.dumps(members).encode(), CONTEXT), kind)
     with pytest.raises(BadRequest):

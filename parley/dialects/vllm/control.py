@@ -114,7 +114,9 @@ def read_invocation(body: bytes, context: RequestContext) -> Reply | Answer:
     """
     requests.check_content_type(context)
     fields = decode_fields(body, VLLM_WORDING)
-    computes_numbers = fields.has_value("messages") and not context.generates
+    messages = fields.raw_value("messages")
+    has_conversations = isinstance(messages, list) and bool(messages) and isinstance(messages[0], list)  # to embed
+    computes_numbers = messages is not None and (has_conversations or not context.generates)
     if computes_numbers or fields.has_value("input") or fields.has_value("encoding_format"):
         return (classify.read_classification if context.labels else embeddings.read_vllm_embedding)(body, context)
     if not fields.has_value("messages"):
