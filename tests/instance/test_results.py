@@ -24,7 +24,7 @@ from parley.instance.result_streams import ResultStreams
 class FakeConnection:
     """A connection that may stop reading, or break and lose its undelivered bytes."""
 
-    def __init__(self, results: ResultStreams, client: str = ""):
+    def __init__(self, result_streams: ResultStreams, client: str = ""):
         self.result_streams, self.client = result_streams, client
         self.data = bytearray()
         self.is_open = True

@@ -170,7 +170,9 @@ NEEDED_FIELDS = {
 }
 # The width of the MLPs, where configs do not state it: LFM2 uses two thirds of what they state, Gemma 3n lists one for
 # each layer, DBRX has it in ``ffn_config``, the others have none.
-UNSTATED_WIDTHS = {"lfm2": 8192, "gemma3n_text": 16384, "dbrx": 3584, "qwen3_5_moe_text": None, "solar_open": None}
+UNSTATED_WIDTHS = {"lfm2": 8192, "gemma3n_text": 16384, "dbrx": 3584} | dict.fromkeys(
+    ("kolibri1", "qwen3_5_moe_text", "solar_open")  # their configs have none
+)
 WIDTH_NAMES = "intermediate_size_mlp", "intermediate_size", "ffn_hidden_size", "ffn_dim"
 FIXED_EPS = 1e-5  # of the norms of OLMo 1 and OPT
 OTHER_NAMES = {"kimi_k2": "deepseek_v3"}  # Transformers knows the type only by this one

@@ -331,7 +331,10 @@ def test_calls_of_tools_that_clients_run_follow_their_schemas(kind: str) -> None
     def accepts(arguments: str) -> bool:
         matcher = LLMatcher(demo_vocabulary(True), grammar)
         text = f'<tool_call>\n{{"name": "{signature["name"]}", "arguments": {arguments}}}\n</tool_call>'
-        return matcher.consume_tokens(demo_tokenizer(True).encode(text, special=True)) and matcher.is_accepting()
+        return (
+            matcher.consume_tokens(demo_tokenizer(True).encode(text, add_special_tokens=True))
+            and matcher.is_accepting()
+        )
 
     valid, wrong = ARGUMENTS[kind]
     assert accepts(valid) and not any(map(accepts, wrong))

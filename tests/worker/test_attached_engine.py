@@ -238,7 +238,7 @@ async def test_refuses_another_kind_of_server_and_another_model(serve, monkeypat
         front = await serve(attached=back.url + path, wait=False)
         await front.until(lambda front=front: front.engine.state == "failed")
         assert front.engine.failure == f"{back.url}{path} {message}"
-    other = SimpleNamespace(from_folder=lambda folder: SimpleNamespace(encode=lambda text, special: [1, 2]))
+    other = SimpleNamespace(from_folder=lambda folder: SimpleNamespace(encode=lambda text, add_special_tokens: [1, 2]))
     monkeypatch.setattr(server_facts, "Tokenizer", other)
     front = await serve(attached=back.url + "/vllm", wait=False)
     await front.until(lambda: front.engine.state == "failed")
