@@ -11,7 +11,8 @@ static inline Vec silu(Vec x) { return x / (1.f + exp(-x)); }
 // x * (1 + tanh(u)) / 2 = x / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3)
 static inline Vec gelu_tanh(Vec x) { return x / (1.f + exp(-x * (1.59576912f + 0.0713548163f * (x * x)))); }
 
-// x * (1 + erf(x / sqrt(2))) / 2, with Abramowitz and Stegun's 7.1.26, whose absolute error is below 1.5e-7
+// x * (1 + erf(x / sqrt(2))) / 2, with Abramowitz and Stegun's 7.1.26, whose absolute error is below 1.5e-7. Tails below
+// e^-80 are 0: the rest would be denormal numbers, with which the products after the activation take 10 times as long.
 static inline Vec gelu(Vec x) {
   Vec z = x * 0.707106781f, size = (Vec)((Bits)z & 0x7fffffff), t = 1.f / (1.f + 0.3275911f * size);
   Vec p = fma(broadcast(1.061405429f), t, broadcast(-1.453152027f));
@@ -19,6 +20,7 @@ static inline Vec gelu(Vec x) {
   p = fma(p, t, broadcast(-0.284496736f));
   p = fma(p, t, broadcast(0.254829592f));
   Vec tail = p * t * exp(-(z * z)) * 0.5f;  // of the normal distribution, on the side of x
+  tail = z * z > 80.f ? Vec{} : tail;
   return x * (x < 0.f ? tail : 1.f - tail);
 }
 
