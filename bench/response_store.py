@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.openai.responses import stored
+from parley.dialects.request_context import RequestContext
 from parley.serving.records.background import BackgroundRuns, tenant_records
 from parley.serving.records.open_store import open_record_store
 

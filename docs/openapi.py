@@ -27,23 +27,17 @@ from refine_schemas import CannotRefine, refine_schema
 from survey import CLASSIFIER_CONTEXT, CONTEXT, SPARSE_CONTEXT, SurveyedRecords, call_reader, encode_body
 
 from parley.dialects.admin_requests import DetokenizeRequest
-from parley.dialects.dialect import (
-    Acknowledgement,
-    Answer,
-    AnswerRenderer,
-    ApiOptions,
-    Dialect,
-    PromptRenderer,
-    Reply,
-    RequestContext,
-    Route,
-)
+from parley.dialects.dialect import Dialect
 from parley.dialects.mindie import service_dialect
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mounts import API_MOUNTS
 from parley.dialects.openapi_bodies import LEARNED_CONTEXT, LEARNED_MODEL, LEARNED_VOCABULARY, body_key, output_room
 from parley.dialects.openapi_errors import SAMPLE_ERRORS
 from parley.dialects.records import NoRecords
+from parley.dialects.render_reply import AnswerRenderer, PromptRenderer
+from parley.dialects.reply import Acknowledgement, Answer, Reply
+from parley.dialects.request_context import ApiOptions, RequestContext
+from parley.dialects.route import Route
 from parley.errors import BadRequest, Invalid, MissingField, ParleyError, UnknownRecord
 from parley.text.grammar.answer_compiler import AnswerCompiler, may_be_any_text
 from parley.text.parsing.markup import Markup

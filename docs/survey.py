@@ -18,13 +18,16 @@ from itertools import pairwise
 from typing import Any
 from unittest import mock
 
-from parley.dialects.dialect import Answer, ApiOptions, Dialect, Reply, RequestContext, Route
+from parley.dialects.dialect import Dialect
 from parley.dialects.facts import Endpoint, EndpointShare, ModelCard, ServerFacts
 from parley.dialects.fields import Fields
 from parley.dialects.openai.stored_chat_routes import COMPLETIONS_PATH
 from parley.dialects.openai.stored_chats import COMPLETIONS
 from parley.dialects.openapi_bodies import LEARNED_FILE, LEARNED_MODEL, LEARNED_OWNER
 from parley.dialects.records import NoRecords, RecordChange
+from parley.dialects.reply import Answer, Reply
+from parley.dialects.request_context import ApiOptions, RequestContext
+from parley.dialects.route import Route
 from parley.errors import ParleyError, Unsupported
 from parley.serving.engine_features import BOUNDED_VALUES, FEATURE_FIELDS
 from parley.types import EngineBound, KeyOwner, Request

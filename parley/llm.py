@@ -18,11 +18,12 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from parley.dialects import vectors
-from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai.chat import ChatReply
 from parley.dialects.openai.completions import CompletionReply
 from parley.dialects.openai.embeddings import EmbeddingReply
+from parley.dialects.reply import Reply
+from parley.dialects.request_context import RequestContext
 from parley.engine.protocol import Engine
 from parley.engine.remote_engine import RemoteEngine
 from parley.errors import Invalid, WrongType

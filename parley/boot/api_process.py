@@ -21,8 +21,8 @@ import uvloop
 from parley.boot.listening_places import listening_places
 from parley.boot.server_parts import ServerParts
 from parley.child_process import die_with_parent, ignore_group_signals
-from parley.dialects.dialect import Route
 from parley.dialects.reasoning_seal import ReasoningSeal
+from parley.dialects.route import Route
 from parley.disagg.kv.peer import KVPeer
 from parley.disagg.wire.headers import is_from_coordinator
 from parley.engine.watchdog import TICK_SECONDS, Watchdog, read_processor_seconds

@@ -20,7 +20,7 @@ import msgspec
 
 from parley import control_groups, wire
 from parley.child_process import python_command
-from parley.dialects.dialect import Route
+from parley.dialects.route import Route
 from parley.engine.process_exit import describe_exit
 from parley.engine.remote_engine import HEALTHY_SECONDS, RESTART_DELAYS
 from parley.engine.watchdog import TICK_SECONDS, Watchdog, read_processor_seconds

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from parley.dialects.dialect import Route
 from parley.dialects.mounts import (
     ADMIN_PLANES,
     DEDICATED_APIS,
@@ -17,6 +16,7 @@ from parley.dialects.mounts import (
     route_scope,
     universal_mounts,
 )
+from parley.dialects.route import Route
 from parley.serving.server_options import ListenAddress, ServerOptions
 from parley.settings.option_kinds import UNIX_PREFIX
 from parley.web.auth import PortReach, is_loopback, port_reach

@@ -8,8 +8,8 @@ from functools import partial
 
 from starlette.types import ASGIApp
 
-from parley.dialects.dialect import Route
 from parley.dialects.mounts import ApiMount, universal_mounts
+from parley.dialects.route import Route
 from parley.disagg.kv.peer import KVPeer
 from parley.instance import instance_handlers
 from parley.instance.cluster_member import ClusterMember

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from parley.boot.api_processes import ApiProcessPool, with_refresh
 from parley.boot.listening_places import listening_places
 from parley.boot.server_parts import ServerParts
-from parley.dialects.dialect import RouteKind
+from parley.dialects.route import RouteKind
 from parley.serving.api_processes.passing import PassedApp
 from parley.serving.records.background import tenant_records
 from parley.serving.records.batch_resumption import BatchResumption

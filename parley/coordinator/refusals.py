@@ -7,8 +7,9 @@ shape of their API's errors.
 
 from __future__ import annotations
 
-from parley.dialects.dialect import Answer, Dialect
+from parley.dialects.dialect import Dialect
 from parley.dialects.mounts import COORDINATOR_TEXTS
+from parley.dialects.reply import Answer
 from parley.errors import BadRequest, BodyTimedOut, EngineError, NotReady, Overloaded, ParleyError
 
 TEXTS = COORDINATOR_TEXTS

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from parley.dialects.dialect import Answer
 from parley.dialects.facts import Endpoint
+from parley.dialects.reply import Answer
 from parley.errors import ParleyError
 from parley.types import PoolingOptions, Prompt, TextPrompt
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from parley.dialects.dialect import Answer, Route
+from parley.dialects.reply import Answer
+from parley.dialects.route import Route
 from parley.errors import CommandRefused
 from parley.types import OutputBatch
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import Answer
+from parley.dialects.reply import Answer
 
 encode_json = msgspec.json.Encoder().encode
 

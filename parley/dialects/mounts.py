@@ -14,9 +14,10 @@ from typing import Literal
 import msgspec
 
 from parley.dialects import anthropic, cohere, databricks, mindie, ollama, openai, tei, tgi, triton, vllm
-from parley.dialects.dialect import Dialect, Route, RouteKind
+from parley.dialects.dialect import Dialect
 from parley.dialects.json_body import check_json_size
 from parley.dialects.openapi_document import OpenApiDocument
+from parley.dialects.route import Route, RouteKind
 from parley.dialects.triton.calls import GRPC_CALLS
 
 # Routes of the server itself, whichever APIs are mounted.

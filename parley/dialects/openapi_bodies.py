@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import Dialect, Route
+from parley.dialects.dialect import Dialect
+from parley.dialects.route import Route
 
 Json = dict[str, Any]
 

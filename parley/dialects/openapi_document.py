@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from parley.dialects.dialect import Answer, Dialect, RequestContext, Route, RouteKind
+from parley.dialects.dialect import Dialect
 from parley.dialects.facts import ServerFacts
 from parley.dialects.openapi_bodies import (
     LEARNED_CONTEXT,
@@ -33,6 +33,9 @@ from parley.dialects.openapi_errors import (
     merge_schemas,
     schema_of_example,
 )
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import Route, RouteKind
 
 PlacedRoutes = Mapping[tuple[str, str], Sequence[tuple[Route, Dialect]]]  # by method and path, the default first
 

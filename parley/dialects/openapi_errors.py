@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import Dialect, Route, RouteKind
+from parley.dialects.dialect import Dialect
+from parley.dialects.route import Route, RouteKind
 from parley.errors import (
     EngineError,
     Forbidden,

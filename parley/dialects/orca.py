@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from parley.dialects.dialect import HeaderList, RequestContext
+from parley.dialects.reply import HeaderList
+from parley.dialects.request_context import RequestContext
 
 ORCA_HEADER = b"endpoint-load-metrics"  # the response header; the request header has the suffix "-format"
 

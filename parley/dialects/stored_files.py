@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.records import TenantRecords
+from parley.dialects.request_context import RequestContext
 from parley.errors import TooLarge
 
 CONTENT_PREFIX = "content/"

@@ -15,8 +15,8 @@ import msgspec
 from starlette.types import Message, Scope
 
 from parley.core.rope_positions import hashed_items
-from parley.dialects.dialect import Answer
 from parley.dialects.instance_plane import OriginalRequest
+from parley.dialects.reply import Answer
 from parley.disagg.kv.receiver import KVReceiver
 from parley.disagg.kv.transport import LinkLost
 from parley.disagg.wire import handover

@@ -11,8 +11,8 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from parley.dialects.dialect import Route, RouteKind
 from parley.dialects.mounts import INSTANCE_PLANE
+from parley.dialects.route import Route, RouteKind
 from parley.disagg.wire import headers, role_request
 from parley.errors import CommandRefused, Forbidden, Invalid, MalformedBody
 from parley.instance.instance_state import InstanceState

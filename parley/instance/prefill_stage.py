@@ -14,8 +14,8 @@ from functools import partial
 
 import msgspec
 
-from parley.dialects.dialect import Answer, HeaderList
 from parley.dialects.instance_plane import OriginalRequest
+from parley.dialects.reply import Answer, HeaderList
 from parley.disagg.kv.sender import HandoverRefused, KVSender
 from parley.disagg.kv.transport import LinkError
 from parley.disagg.wire import handover

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from starlette.types import Message
 
-from parley.dialects.dialect import HeaderList
 from parley.dialects.instance_plane import OriginalRequest
 from parley.dialects.mounts import INSTANCE_PLANE
+from parley.dialects.reply import HeaderList
 from parley.disagg.wire.handover import encode_record
 from parley.disagg.wire.headers import PrefillCommand
 from parley.disagg.wire.vouched_client import UsedTokens

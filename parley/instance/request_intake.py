@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from parley.dialects.dialect import Route
 from parley.dialects.mounts import INSTANCE_PLANE
+from parley.dialects.route import Route
 from parley.disagg.kv.receiver import KVReceiver
 from parley.disagg.wire import handover
 from parley.disagg.wire.headers import PrefillCommand

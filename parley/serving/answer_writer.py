@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from parley.dialects.dialect import Reply
+from parley.dialects.reply import Reply
 from parley.disagg.wire.vouched_client import USED_HEADER
 from parley.errors import SERVER_ERROR, ParleyError
 from parley.serving.generation import Generation

@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Match, Router
 from starlette.routing import Route as StarletteRoute
 from starlette.types import Receive, Scope, Send
 
-from parley.dialects.dialect import Dialect, HeaderList, Route, RouteKind
+from parley.dialects.dialect import Dialect
 from parley.dialects.mounts import (
     API_NAMES,
     INSTANCE_PLANE,
@@ -33,6 +33,8 @@ from parley.dialects.mounts import (
     route_scope,
     split_name_segments,
 )
+from parley.dialects.reply import HeaderList
+from parley.dialects.route import Route, RouteKind
 from parley.disagg.wire.headers import read_preface_size
 from parley.disagg.wire.vouched_client import CLIENT_HEADER, COUNT_HEADER, VouchedClient
 from parley.errors import (

@@ -14,7 +14,8 @@ from typing import Protocol
 import msgspec
 
 from parley.dialects.batch_job import BATCH_HEADER
-from parley.dialects.dialect import Acknowledgement, Answer, Reply, Route
+from parley.dialects.reply import Acknowledgement, Answer, Reply
+from parley.dialects.route import Route
 from parley.disagg.wire.vouched_client import ReservedTokens
 from parley.errors import BadRequest
 from parley.serving.answer_writer import answer_generation, run_in_background

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
-from parley.dialects.dialect import RequestTimings
+from parley.dialects.reply import RequestTimings
 from parley.disagg.wire.vouched_client import UsedTokens
 from parley.engine.output_stream import StepArrivals, StreamGroup, split_steps
 from parley.errors import EngineError, InUse, ParleyError, TimeLimitPassed, excerpt

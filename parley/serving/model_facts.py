@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import Literal
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerStatus
 from parley.dialects.reasoning_seal import RANDOM_SEAL, ReasoningSeal
 from parley.dialects.records import NO_RECORDS, TenantRecords
+from parley.dialects.request_context import RequestContext
 from parley.serving.served_model import ServedModel
 from parley.types import ALL_ENGINE_FEATURES, NO_TENANT, MediaKind, ModelAbility, Tenant
 

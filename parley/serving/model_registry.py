@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from parley.dialects.dialect import Route
 from parley.dialects.facts import ServerFacts
 from parley.dialects.mounts import known_spelling, names_any_model
 from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.dialects.records import TenantRecords
+from parley.dialects.route import Route
 from parley.errors import NotReady, ServerStopping, UnknownModel, excerpt
 from parley.metrics.http_requests import HttpRequestMetrics
 from parley.metrics.series import LabelledCounter

@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from parley.dialects.dialect import Answer, AnswerRenderer, ChunkRenderer, PromptRenderer, RenderedPrompt, Route
+from parley.dialects.render_reply import AnswerRenderer, ChunkRenderer, PromptRenderer, RenderedPrompt
+from parley.dialects.reply import Answer
+from parley.dialects.route import Route
 from parley.errors import Invalid
 from parley.serving.engine_requests import check_request, prepare_engine_requests, resolve_model_name
 from parley.serving.keys.scopes import check_key_models

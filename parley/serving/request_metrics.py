@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from parley.dialects.dialect import RequestTimings
+from parley.dialects.reply import RequestTimings
 from parley.metrics.model_metrics import ModelMetrics
 from parley.tracing.generation_spans import (
     EndedGeneration,

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from parley.dialects.dialect import Answer, Reply, RequestContext, Route
 from parley.dialects.records import INLINED_RECORDS, NO_RECORDS, TenantRecords
+from parley.dialects.reply import Answer, Reply
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import Route
 from parley.disagg.wire.headers import FORWARDED_HEADER, RECORDS_HEADER
 from parley.errors import UnknownModel, excerpt
 from parley.serving import model_facts

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from parley.dialects.dialect import Answer, HeaderList
+from parley.dialects.reply import Answer, HeaderList
 from parley.disagg.wire.vouched_client import UsedTokens
 from parley.errors import ParleyError
 from parley.serving.served_model import ServedModel

@@ -8,7 +8,8 @@ from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from parley.dialects.dialect import DEFAULT_API_OPTIONS, ApiOptions, Dialect
+from parley.dialects.dialect import Dialect
+from parley.dialects.request_context import DEFAULT_API_OPTIONS, ApiOptions
 from parley.disagg.wire.role import InstanceRoleName
 from parley.engine.engine_process import EngineProcess
 from parley.log_lines import LogFormat, LogLevel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import parse_qsl
 
-from parley.dialects.dialect import Route
+from parley.dialects.route import Route
 from parley.dialects.socket_session import SocketOpening, SocketSession
 from parley.errors import UpgradeRequired
 from parley.serving.model_registry import ModelRegistry

@@ -19,7 +19,8 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
-from parley.dialects.dialect import Answer, Dialect, HeaderList, Reply
+from parley.dialects.dialect import Dialect
+from parley.dialects.reply import Answer, HeaderList, Reply
 from parley.errors import BadRequest, Invalid, ParleyError, RateLimited, TooLarge, UnknownCoding, excerpt
 from parley.tracing.http_span import HttpRequestEnd, encode_http_span
 from parley.tracing.request_trace import RequestTrace, SpanExporter

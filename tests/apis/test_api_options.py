@@ -3,7 +3,7 @@
 import pytest
 from support.http_client import HELLO_CHAT
 
-from parley.dialects.dialect import ApiOptions
+from parley.dialects.request_context import ApiOptions
 
 BOTH_APIS = pytest.mark.parametrize("prefix", ["", "/vllm"])
 HELLO_TEXT = {"model": "tiny", "prompt": "Hello there", "max_tokens": 4}

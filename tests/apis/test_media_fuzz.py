@@ -26,7 +26,7 @@ from support.multimodal_models import multimodal_folder
 from support.odd_media import clip_calls, media_calls
 from support.sound_forms import FORM_TYPE
 
-from parley.dialects.dialect import ApiOptions
+from parley.dialects.request_context import ApiOptions
 from parley.serving.server_options import MediaOptions
 from parley.settings.media_hosts import parse_media_host
 from parley.types import ParleySettings

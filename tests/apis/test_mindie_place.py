@@ -23,10 +23,10 @@ from test_examples import member_paths
 
 from parley import hub
 from parley.dialects import mindie
-from parley.dialects.dialect import RequestContext
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces.chat import read_mindie_chat
 from parley.dialects.mounts import SERVER_MOUNT, ApiMount
+from parley.dialects.request_context import RequestContext
 from parley.types import ChatPrompt, Media, MediaPath, Message, PlacedMedia
 
 STRICT, STRICT_OLD = MindieRules("strict", vllm=False), MindieRules("strict-old", vllm=False)

@@ -10,11 +10,11 @@ import pytest
 from support.http_client import MODEL_INFO, Answer
 
 from parley.dialects import mindie
-from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts, ServerStatus
 from parley.dialects.mindie import management_ports
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mounts import DEDICATED_APIS, dedicated_mounts, mount_table, universal_mounts
+from parley.dialects.request_context import RequestContext
 from parley.types import EngineStats, ModelInfo
 
 PLANES = dedicated_mounts("mindie-management", "mindie-metrics", "mindie")

@@ -16,7 +16,7 @@ from support.cli_process import clean_environment
 
 from parley.cli.serve import offered_models
 from parley.cli.serve_config.server_options import PEER_PORT_ATTEMPTS, read_key_file, server_options
-from parley.dialects.dialect import ApiOptions
+from parley.dialects.request_context import ApiOptions
 from parley.serving.server_options import ListenAddress, MediaOptions, OfferedModel, ServerOptions
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.media_hosts import MediaHost

@@ -10,9 +10,9 @@ from parley.dialects.admin_requests import TokenizeResult
 from parley.dialects.anthropic import DIALECT, STRICT, messages, models
 from parley.dialects.anthropic.api_rules import LENIENT_ANTHROPIC_RULES, STRICT_ANTHROPIC_RULES, AnthropicRules
 from parley.dialects.anthropic.error_answers import anthropic_error_answer
-from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.reasoning_seal import ReasoningSeal
+from parley.dialects.request_context import RequestContext
 from parley.engine.scripted_engine import SCRIPTED_MODEL
 from parley.errors import (
     BadRequest,

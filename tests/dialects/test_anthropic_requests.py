@@ -8,8 +8,8 @@ import pytest
 from parley.dialects.anthropic import messages
 from parley.dialects.anthropic.api_rules import LENIENT_ANTHROPIC_RULES, STRICT_ANTHROPIC_RULES, AnthropicRules
 from parley.dialects.anthropic.error_answers import anthropic_error_sentence
-from parley.dialects.dialect import RequestContext
 from parley.dialects.reasoning_seal import ReasoningSeal
+from parley.dialects.request_context import RequestContext
 from parley.errors import BadRequest, Unsupported
 from parley.types import ChatPrompt, EncodedMedia, Media, MediaAddress, Message, PlacedMedia, Request, ToolCall
 

@@ -8,7 +8,7 @@ import pytest
 
 from parley.dialects.cohere import DIALECT, STRICT, chat
 from parley.dialects.cohere.api_rules import LENIENT_COHERE_RULES, STRICT_COHERE_RULES, CohereRules
-from parley.dialects.dialect import RequestContext
+from parley.dialects.request_context import RequestContext
 from parley.errors import ContextLength, EngineDied, NotReady, Overloaded, ParleyError, TimeLimitPassed, UnknownModel
 from parley.types import (
     ChatPrompt,

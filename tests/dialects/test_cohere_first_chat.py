@@ -10,8 +10,8 @@ from test_cohere import CALLS, CONTEXT, COUNTS, ID, PLAIN, USAGE, answer_body
 from parley.dialects.cohere import DIALECT, first_chat
 from parley.dialects.cohere.api_rules import LENIENT_COHERE_RULES, STRICT_COHERE_RULES, CohereRules
 from parley.dialects.cohere.first_conversation import schema_of_type
-from parley.dialects.dialect import RequestContext
 from parley.dialects.mounts import error_dialect, universal_mounts
+from parley.dialects.request_context import RequestContext
 from parley.errors import EngineDied, ParleyError, TimeLimitPassed
 from parley.types import (
     ChatPrompt,

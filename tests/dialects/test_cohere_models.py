@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from parley.dialects.cohere import models
-from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
+from parley.dialects.request_context import RequestContext
 from parley.engine.scripted_engine import SCRIPTED_MODEL
 from parley.errors import ParleyError, UnknownModel
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from parley.dialects.cohere import STRICT, rerank
-from parley.dialects.dialect import RequestContext
+from parley.dialects.request_context import RequestContext
 from parley.errors import ParleyError, UnknownPromptName
 from parley.types import PromptVector, Usage
 

@@ -7,11 +7,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from parley.dialects.dialect import RequestContext, Route
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.fields import decode_fields
 from parley.dialects.mounts import API_MOUNTS
 from parley.dialects.openapi_bodies import find_bodies
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import Route
 from parley.dialects.tgi import STRICT
 from parley.errors import Unsupported
 

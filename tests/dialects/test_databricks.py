@@ -9,7 +9,7 @@ import pytest
 
 from parley.dialects.databricks import DIALECT, STRICT, chat, completions, embeddings, read_invocation
 from parley.dialects.databricks.api_rules import LENIENT_DATABRICKS_RULES, STRICT_DATABRICKS_RULES, DatabricksRules
-from parley.dialects.dialect import RequestContext
+from parley.dialects.request_context import RequestContext
 from parley.errors import (
     ContextLength,
     EngineDied,

@@ -9,8 +9,8 @@ import pytest
 
 from parley.dialects.admin_requests import EndpointChange
 from parley.dialects.databricks import DIALECT, STRICT, endpoints, permissions
-from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import Endpoint, EndpointShare, EndpointTable, ModelCard, ServerFacts
+from parley.dialects.request_context import RequestContext
 from parley.errors import ParleyError
 
 FACTS = ServerFacts("1", [ModelCard("m", 1600000000, 100), ModelCard("org.v2", 1600000000, 100)], True)

@@ -8,7 +8,7 @@ import pytest
 from parley.dialects.databricks import chat
 from parley.dialects.databricks.api_rules import LENIENT_DATABRICKS_RULES, STRICT_DATABRICKS_RULES, DatabricksRules
 from parley.dialects.databricks.error_answers import databricks_error_answer
-from parley.dialects.dialect import RequestContext
+from parley.dialects.request_context import RequestContext
 from parley.errors import BadMedia, BadRequest
 from parley.types import ChatPrompt, EncodedMedia, Media, MediaAddress, PlacedMedia
 

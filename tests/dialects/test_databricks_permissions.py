@@ -9,8 +9,8 @@ import pytest
 
 from parley.dialects.admin_requests import EndpointChange
 from parley.dialects.databricks import STRICT, endpoints, permissions
-from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import Endpoint, EndpointGrant, EndpointShare, ModelCard, ServerFacts
+from parley.dialects.request_context import RequestContext
 from parley.errors import Forbidden, ParleyError
 from parley.types import NO_TENANT, KeyOwner, Tenant
 

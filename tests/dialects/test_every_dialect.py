@@ -12,8 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from parley.dialects.dialect import Dialect, Reply, RequestContext, Route
+from parley.dialects.dialect import Dialect
 from parley.dialects.mounts import ADMIN_PLANES, API_MOUNTS, INNER_MOUNTS
+from parley.dialects.reply import Reply
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import Route
 from parley.dialects.triton.calls import GRPC_CALLS
 from parley.dialects.triton.rpc import infer
 from parley.errors import ParleyError

@@ -12,9 +12,11 @@ from support.http_client import fill_path
 from support.odd_bodies import media_parts
 from support.random_requests import generating_routes, random_body, with_image
 
-from parley.dialects.dialect import Answer, ApiOptions, RequestContext, Route
 from parley.dialects.media import InterleavedText, interleave_parts
 from parley.dialects.mounts import API_MOUNTS, mount_table, non_null_members, universal_mounts
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import ApiOptions, RequestContext
+from parley.dialects.route import Route
 from parley.errors import ParleyError, hide_data
 from parley.types import ChatPrompt, EncodedMedia, Media, PlacedMedia, TextPrompt
 

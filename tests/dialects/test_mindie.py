@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from support.mindie_errors import validation_error
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.mindie import STRICT
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces import tgi
+from parley.dialects.request_context import RequestContext
 from parley.errors import (
     ContextLength,
     EngineDied,

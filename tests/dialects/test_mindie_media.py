@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.error_answers import mindie_error_answer, mindie_failure_text
 from parley.dialects.mindie.interfaces import chat, native, tgi, triton, vllm
+from parley.dialects.request_context import RequestContext
 from parley.errors import BadMedia, BadRequest, MediaFault
 from parley.types import ChatPrompt, EncodedMedia, Media, MediaAddress, MediaPath, Message, PlacedMedia, TextPrompt
 

@@ -7,10 +7,10 @@ import pytest
 from support.mindie_errors import validation_error
 
 from parley.dialects.admin_requests import TokenizeResult
-from parley.dialects.dialect import RequestContext
 from parley.dialects.mindie import STRICT, control
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces import native, vllm
+from parley.dialects.request_context import RequestContext
 from parley.errors import EngineDied, InUse, NoTokens, ParleyError, TimeLimitPassed, UnknownToken
 from parley.types import (
     ChoiceDelta,

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from support.mindie_errors import validation_error
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard
 from parley.dialects.mindie import STRICT
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces import chat, completions, openai
+from parley.dialects.request_context import RequestContext
 from parley.errors import ContextLength, EngineError, NoTokens, ParleyError, UnknownModel
 from parley.types import (
     ChatPrompt,

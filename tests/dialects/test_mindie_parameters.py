@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from support.mindie_errors import validation_error
 
-from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.mindie import OLD, STRICT
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces import chat, completions, native, tensors, tgi, triton, vllm
+from parley.dialects.reply import Reply
+from parley.dialects.request_context import RequestContext
 from parley.errors import ParleyError
 from parley.types import BeamOptions, Request, TextPrompt
 

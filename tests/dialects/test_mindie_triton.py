@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from support.mindie_errors import validation_error
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.mindie import STRICT, control
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces import tensors, triton
+from parley.dialects.request_context import RequestContext
 from parley.errors import ParleyError
 from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, TextPrompt, TokenCost, TokenInfo, TokensPrompt, Usage
 

@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from parley.dialects.dialect import Acknowledgement, Answer, RequestContext, RequestTimings
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.ollama import DIALECT, STRICT, chat, embeddings, generate, models
 from parley.dialects.ollama.api_rules import LENIENT_OLLAMA_RULES, STRICT_OLLAMA_RULES, OllamaRules
 from parley.dialects.ollama.go_encoding import JSON_TYPE
+from parley.dialects.reply import Acknowledgement, Answer, RequestTimings
+from parley.dialects.request_context import RequestContext
 from parley.engine.scripted_engine import SCRIPTED_MODEL
 from parley.errors import (
     ContextLength,

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from support.odd_bodies import go_templates
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.ollama import generate
 from parley.dialects.ollama.api_rules import LENIENT_OLLAMA_RULES, STRICT_OLLAMA_RULES, OllamaRules
 from parley.dialects.ollama.go_template.execution import execute_template
 from parley.dialects.ollama.go_template.functions import FUNCTION_NAMES
 from parley.dialects.ollama.go_template.parser import parse_template
 from parley.dialects.ollama.template import TemplateInput, render_prompt
+from parley.dialects.request_context import RequestContext
 from parley.errors import Invalid, ParleyError
 from parley.types import ChatPrompt, EncodedMedia, Media, Message, PlacedMedia
 

@@ -8,9 +8,9 @@ import pytest
 from pydantic import TypeAdapter
 from test_openai_responses import answer_body, call, done, events_of, messages_of, read, refusal, stream
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.openai.responses.client_tools import CLIENT_TOOLS
 from parley.dialects.openai.responses.response_rules import STRICT
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm.responses import RESPONSES_RULES
 from parley.text.grammar.schemas.json_schema import prepare_for_llguidance
 from parley.types import EncodedMedia, Event, Media, Message, ToolCall

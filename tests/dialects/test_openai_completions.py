@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from parley.dialects.admin_requests import TokenizeResult
-from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard
 from parley.dialects.openai import completions, tokens
+from parley.dialects.request_context import RequestContext
 from parley.errors import BadRequest, Unsupported
 from parley.types import (
     BeamOptions,

@@ -8,8 +8,8 @@ import pytest
 
 from parley.dialects.databricks import chat as databricks_chat
 from parley.dialects.databricks.api_rules import LENIENT_DATABRICKS_RULES, STRICT_DATABRICKS_RULES
-from parley.dialects.dialect import RequestContext
 from parley.dialects.openai import chat, tokens
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import chat as vllm_chat
 from parley.errors import BadRequest, Invalid, Unsupported
 from parley.types import ChoiceDelta, ChoiceDone, Message, PromptAccepted, TokenInfo, ToolCall, ToolCallDelta, Usage

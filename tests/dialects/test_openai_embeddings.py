@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from parley.dialects import vectors
-from parley.dialects.dialect import RequestContext
 from parley.dialects.openai import embeddings
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm.pooling import classify
 from parley.dialects.vllm.pooling import embeddings as pooling
 from parley.errors import BadRequest, Unsupported

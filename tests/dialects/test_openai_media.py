@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import ApiOptions, RequestContext
 from parley.dialects.openai import chat
 from parley.dialects.openai.error_answers import openai_error_answer
+from parley.dialects.request_context import ApiOptions, RequestContext
 from parley.errors import BadMedia, BadRequest, Invalid, MediaFault
 from parley.types import (
     CachedMedia,

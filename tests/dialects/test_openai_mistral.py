@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from parley.dialects import openai
-from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard
 from parley.dialects.openai import mistral
 from parley.dialects.openai.chat import read_chat_request, read_strict_chat_request
+from parley.dialects.request_context import RequestContext
 from parley.errors import BadRequest
 from parley.types import ChoiceDelta, ChoiceDone, PromptVector, TextPrompt, Usage
 

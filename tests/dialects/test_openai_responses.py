@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import RequestContext, RequestTimings
 from parley.dialects.openai.responses.reply import ResponsesReply, read_response_request
 from parley.dialects.openai.responses.response_rules import LENIENT, STRICT, ResponsesRules
+from parley.dialects.reply import RequestTimings
+from parley.dialects.request_context import RequestContext
 from parley.errors import BadRequest, EngineError, NotFound, Overloaded, ParleyError
 from parley.types import (
     ChoiceDelta,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.openai import chat, completions
+from parley.dialects.request_context import RequestContext
 from parley.errors import BadRequest
 from parley.types import Grammar
 

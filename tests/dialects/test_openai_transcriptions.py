@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from support.sound_forms import FORM_TYPE, clip_form, encode_form
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.openai import transcriptions
+from parley.dialects.request_context import RequestContext
 from parley.errors import BadMedia, BadRequest, MalformedBody, UnsuitableModel, Unsupported
 from parley.types import (
     ChatPrompt,

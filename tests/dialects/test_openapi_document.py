@@ -17,7 +17,7 @@ import pytest
 from support.http_client import fill_path
 
 from parley.dialects import openai
-from parley.dialects.dialect import Dialect, RequestContext, Route
+from parley.dialects.dialect import Dialect
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.mounts import (
     ADMIN_PLANES,
@@ -31,6 +31,8 @@ from parley.dialects.mounts import (
     universal_mounts,
 )
 from parley.dialects.openapi_bodies import body_key, body_table, find_bodies, with_served_values
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import Route
 from parley.errors import ParleyError
 
 ROOT = Path(__file__).parents[2]

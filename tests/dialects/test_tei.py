@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from parley.dialects import tei
-from parley.dialects.dialect import RequestContext, RequestTimings
 from parley.dialects.facts import ModelCard, ServerFacts, ServerStatus
+from parley.dialects.reply import RequestTimings
+from parley.dialects.request_context import RequestContext
 from parley.dialects.tei import embed, info, predict, tokens
 from parley.dialects.tei.api_rules import EXTENDED_TEI_RULES, STRICT_TEI_RULES
 from parley.dialects.tei.error_answers import tei_error_answer

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from parley.dialects import vectors
 from parley.dialects.admin_requests import TokenizeResult
-from parley.dialects.dialect import RequestContext, RequestTimings
 from parley.dialects.facts import ModelCard, ServerInfo
 from parley.dialects.fields import MAX_F32
+from parley.dialects.reply import RequestTimings
+from parley.dialects.request_context import RequestContext
 from parley.dialects.tgi import DIALECT, OLD, STRICT, generate, parameters, tokens
 from parley.dialects.tgi.api_rules import EXTENDED_TGI_RULES, OLD_TGI_RULES, STRICT_TGI_RULES, TgiRules
 from parley.errors import (

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import RequestContext
+from parley.dialects.request_context import RequestContext
 from parley.dialects.tgi import chat, completions, generate, vertex
 from parley.dialects.tgi.api_rules import OLD_TGI_RULES, STRICT_TGI_RULES, TgiRules
 from parley.dialects.tgi.error_answers import tgi_error_answer

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Answer, RequestContext, RequestTimings
 from parley.dialects.facts import ModelCard
+from parley.dialects.reply import Answer, RequestTimings
+from parley.dialects.request_context import RequestContext
 from parley.dialects.tgi import STRICT, chat, completions, generate, messages, openai, tokens, vertex
 from parley.dialects.tgi.api_rules import EXTENDED_TGI_RULES, STRICT_TGI_RULES, TgiRules
 from parley.errors import BadRequest, EngineError, Overloaded, ParleyError, UnknownModel

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.dialects.triton import DIALECT, STRICT, control, error_answers
 from parley.dialects.triton.model import INPUTS, OUTPUTS
 from parley.errors import ParleyError

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import RequestContext, RequestTimings
+from parley.dialects.reply import RequestTimings
+from parley.dialects.request_context import RequestContext
 from parley.dialects.triton import error_answers, generate
 from parley.errors import NotAllowed, NotFound, NotReady, Overloaded, ParleyError, TooLarge, UnknownModel, Unsupported
 from parley.types import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import RequestContext
+from parley.dialects.request_context import RequestContext
 from parley.dialects.triton import error_answers, infer, tensors
 from parley.errors import ParleyError
 from parley.types import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import RequestContext
+from parley.dialects.request_context import RequestContext
 from parley.dialects.triton import error_answers, generate, infer, model
 from parley.dialects.triton.rpc import infer as rpc
 from parley.errors import BadRequest

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
+from parley.dialects.request_context import RequestContext
 from parley.dialects.triton import error_answers, message_peek
 from parley.dialects.triton import infer as http
 from parley.dialects.triton.model import INPUTS, OUTPUTS

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Answer, RequestContext, RequestTimings
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.openai import chat as plain
+from parley.dialects.reply import Answer, RequestTimings
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import chat, completions, control, requests
 from parley.dialects.vllm.error_answers import BUSY_SENTENCE, UnsupportedCall, vllm_error_answer
 from parley.dialects.vllm.pooling import embeddings

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from parley.dialects.dialect import RequestContext
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import batch, chat
 from parley.errors import BadRequest, Unsupported
 from parley.types import ChoiceDelta, ChoiceDone, TokenInfo, Usage

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from parley.dialects.dialect import RequestContext
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.dialects.vllm.pooling import cohere
 from parley.errors import BadRequest, UnknownPromptName

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from parley.dialects.dialect import RequestContext
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import generative_scoring
 from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.errors import ParleyError

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import legacy
 from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.errors import BadRequest, ContextLength, EngineError

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import ApiOptions, RequestContext
+from parley.dialects.request_context import ApiOptions, RequestContext
 from parley.dialects.vllm import chat
 from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.errors import BadMedia, BadRequest, MediaFault

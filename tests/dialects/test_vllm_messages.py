@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from parley.dialects.admin_requests import TokenizeResult
-from parley.dialects.dialect import RequestContext
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import messages
 from parley.errors import (
     ContextLength,

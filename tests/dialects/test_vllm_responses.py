@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import ApiOptions, RequestContext
 from parley.dialects.openai.responses.inlined_request import inline_response
 from parley.dialects.records import NO_RECORDS
+from parley.dialects.request_context import ApiOptions, RequestContext
 from parley.dialects.vllm import responses
 from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.errors import EngineError, ParleyError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from parley.dialects import vectors
-from parley.dialects.dialect import RequestContext
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import control
 from parley.dialects.vllm.pooling import classify, embeddings, scores
 from parley.errors import BadRequest, UnsuitableModel, Unsupported

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import ApiOptions, RenderedPrompt, RequestContext
+from parley.dialects.render_reply import RenderedPrompt
+from parley.dialects.request_context import ApiOptions, RequestContext
 from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.dialects.vllm.token_routes import derender_readers as derender
 from parley.dialects.vllm.token_routes import render, token_generation

@@ -5,7 +5,7 @@ import json
 import pytest
 from support.sound_forms import FORM_TYPE, clip_form, encode_form
 
-from parley.dialects.dialect import RequestContext
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import transcriptions
 from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.errors import BadMedia, BadRequest

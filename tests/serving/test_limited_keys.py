@@ -16,8 +16,8 @@ from support.api_keys import make_keys
 from support.http_client import MODEL_INFO, Answer, RunningServer, fill_path
 from support.random_requests import build_grpc_request
 
-from parley.dialects.dialect import Route, RouteKind
 from parley.dialects.mounts import mount_table, route_scope, universal_mounts
+from parley.dialects.route import Route, RouteKind
 from parley.dialects.triton.calls import INFER_PATH, SERVICE_PATH, STREAM_PATH
 from parley.engine.scripted_engine import ScriptedEngine
 from parley.serving.served_model import ServedModel

@@ -348,7 +348,7 @@ def test_models_without_kv_memory_setting_share_the_rest(make_model, tmp_path):
 
 
 def test_named_reads_the_model_of_any_body_without_failing():
-    from parley.dialects.dialect import model_in_body
+    from parley.dialects.route import model_in_body
 
     assert model_in_body(json.dumps({"prompt": [[1, 2]] * 99, "model": "m"}).encode()) == "m"
     for wrong in (b"", b"[]", b"{", b'{"model":1}', b'{"model":null}', b'{"x":"\xff"}', b"[" * 100_000):

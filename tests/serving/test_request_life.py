@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from support.http_client import HELLO_CHAT, MODEL_INFO, build_request, fill_path
 
-from parley.dialects.dialect import Reply
 from parley.dialects.mounts import mount_table, universal_mounts
+from parley.dialects.reply import Reply
 from parley.errors import SERVER_ERROR, NotReady
 from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.parsing.markup import detect_markup

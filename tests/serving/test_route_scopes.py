@@ -7,7 +7,6 @@ from typing import get_args
 import pytest
 from support.http_client import RunningServer, fill_path
 
-from parley.dialects.dialect import RouteKind
 from parley.dialects.mounts import (
     DEDICATED_APIS,
     ROUTE_SCOPES,
@@ -17,6 +16,7 @@ from parley.dialects.mounts import (
     route_scope,
     universal_mounts,
 )
+from parley.dialects.route import RouteKind
 from parley.errors import Forbidden
 from parley.web.auth import NO_ADMIN_KEYS
 

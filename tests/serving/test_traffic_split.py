@@ -15,8 +15,8 @@ import pytest
 from support.http_client import build_request
 
 from parley.dialects.admin_requests import EndpointChange
-from parley.dialects.dialect import Answer
 from parley.dialects.facts import Endpoint, EndpointShare
+from parley.dialects.reply import Answer
 from parley.errors import NotFound, NotReady, ParleyError
 from parley.serving.endpoints import traffic_split
 from parley.serving.endpoints.traffic_split import BadEndpointFile, EndpointFile, EndpointStore
@@ -209,7 +209,7 @@ async def test_cancelled_change_of_endpoints_still_completes(tmp_path, monkeypat
 
 WRITER_SCRIPT = """
 import asyncio, sys
-from parley.dialects.dialect import Answer
+from parley.dialects.reply import Answer
 from parley.dialects.facts import Endpoint, EndpointShare
 from parley.dialects.admin_requests import EndpointChange
 from parley.serving.endpoints.traffic_split import EndpointStore

@@ -9,9 +9,9 @@ from typing import Any
 
 from support.tiny_models import model_folder
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import decode_fields
 from parley.dialects.openai.completions import CompletionReply
+from parley.dialects.request_context import RequestContext
 from parley.serving.served_model import ServedModel
 from parley.serving.server_options import ServerOptions
 from parley.types import ParleySettings, Request

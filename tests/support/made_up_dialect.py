@@ -6,8 +6,11 @@ import json
 from collections.abc import Sequence
 
 from parley.dialects.bench import BenchApi, EventSummary, LoadShape
-from parley.dialects.dialect import Answer, Dialect, PromptMembers, Reply, RequestContext, Route
+from parley.dialects.dialect import Dialect, PromptMembers
 from parley.dialects.fields import decode_fields
+from parley.dialects.reply import Answer, Reply
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import Route
 from parley.errors import ParleyError
 from parley.metrics.model_metrics import ModelSnapshot
 from parley.metrics.series import scalar_lines

@@ -118,7 +118,7 @@ def with_key_options(options: ServerOptions, config: ResolvedOptions) -> ServerO
 
 def with_api_options(options: ServerOptions, config: ResolvedOptions) -> ServerOptions:
     """Return the options with the choices for single APIs and the records that they keep. Raises ConfigError."""
-    from parley.dialects.dialect import ApiOptions
+    from parley.dialects.request_context import ApiOptions
 
     return replace(
         options,

@@ -30,8 +30,9 @@ from parley.coordinator.proxy.upstream import forward, merge_answers
 from parley.coordinator.proxy.upstream.connections import InstanceConnections
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.instance_scheduler import InstanceScheduler
-from parley.dialects.dialect import ModelList, RequestContext, Route, RouteKind
 from parley.dialects.mounts import ApiMount
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import ModelList, Route, RouteKind
 from parley.errors import SERVER_ERROR, NotAllowed, NotFound, ParleyError
 from parley.serving.pages.page_files import send_page_file
 from parley.serving.records.connection_records import ConnectionStore

@@ -12,7 +12,8 @@ from parley.coordinator.proxy.downstream.client import DownstreamClient
 from parley.coordinator.proxy.downstream.client_keys import ClientKeys
 from parley.coordinator.proxy.paths import ApiPath
 from parley.coordinator.routing.instance_table import InstanceTable
-from parley.dialects.dialect import Answer, RouteKind
+from parley.dialects.reply import Answer
+from parley.dialects.route import RouteKind
 from parley.types import Tenant
 from parley.version import __version__
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.routing import compile_path
 
-from parley.dialects.dialect import Dialect, Route, RouteKind
+from parley.dialects.dialect import Dialect
 from parley.dialects.mounts import (
     ApiMount,
     error_dialect,
@@ -18,6 +18,7 @@ from parley.dialects.mounts import (
     route_scope,
     split_name_segments,
 )
+from parley.dialects.route import Route, RouteKind
 from parley.errors import NotAllowed, NotFound, excerpt
 
 # Paths of an instance that only coordinators may call.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from parley.coordinator.routing.instance import ClusterInstance, OfferedModel
-from parley.dialects.dialect import Route
+from parley.dialects.route import Route
 from parley.types import ALL_MODEL_TASKS, ModelTask
 
 MAX_KEPT_CHOICES = 1024  # one for each kind of route and limited key

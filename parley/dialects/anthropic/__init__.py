@@ -18,8 +18,11 @@ from parley.dialects.anthropic.api_rules import (
     AnthropicRules,
 )
 from parley.dialects.anthropic.error_answers import REQUEST_ID_PREFIX, anthropic_error_answer
-from parley.dialects.dialect import Answer, Dialect, PromptMembers, RequestContext, Route, model_in_body
+from parley.dialects.dialect import Dialect, PromptMembers
 from parley.dialects.facts import ServerFacts
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import Route, model_in_body
 from parley.errors import NotFound
 
 PROMPT_MEMBERS = PromptMembers(

@@ -14,10 +14,12 @@ from parley.dialects.anthropic.api_headers import VERSION_HEADER
 from parley.dialects.anthropic.models import MAX_PAGE, read_page_limit
 from parley.dialects.anthropic.refusal_wording import ANTHROPIC_WORDING
 from parley.dialects.batch_job import BatchAnswer, BatchEnd, BatchJob, BatchRequest, has_lost_server, waits_for_server
-from parley.dialects.dialect import Answer, QuerySchemas, RequestContext, Route
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.records import TenantRecords
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import QuerySchemas, Route
 from parley.dialects.stored_files import content_name, delete_content, find_content, save_content
 from parley.dialects.stored_objects import ObjectKind
 from parley.errors import BadRequest, TooLarge, UnknownRecord, Unsupported, excerpt

@@ -12,8 +12,8 @@ from parley.dialects import media
 from parley.dialects.anthropic.api_rules import AnthropicRules
 from parley.dialects.anthropic.file_sources import with_file_content
 from parley.dialects.anthropic.refusal_wording import check_member_names, dotted_path, unsupported_value_error
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
+from parley.dialects.request_context import RequestContext
 from parley.errors import BadMedia, Invalid, Unsupported
 from parley.types import EncodedMedia, Media, MediaAddress
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from parley.dialects.anthropic.api_rules import AnthropicRules
-from parley.dialects.dialect import Answer
 from parley.dialects.json_answer import encode_json
+from parley.dialects.reply import Answer
 from parley.errors import ContextLength, ParleyError, UnknownModel
 
 REQUEST_ID_PREFIX = "req_"

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from parley.dialects.anthropic.refusal_wording import ANTHROPIC_WORDING
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.file_types import is_text_type
 from parley.dialects.json_answer import encode_json
 from parley.dialects.records import InlinedRequest
+from parley.dialects.request_context import RequestContext
 from parley.dialects.stored_files import read_named_file
 from parley.dialects.stored_objects import ObjectKind
 from parley.errors import UnknownRecord, excerpt

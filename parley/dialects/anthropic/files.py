@@ -12,10 +12,12 @@ from parley.dialects.anthropic.batches import ID_SCHEMA, PAGE_QUERY, iso_time
 from parley.dialects.anthropic.file_sources import FILES, StoredFile, find_file, load_file, unexpired_file
 from parley.dialects.anthropic.models import read_page_limit
 from parley.dialects.anthropic.refusal_wording import ANTHROPIC_WORDING
-from parley.dialects.dialect import Answer, RequestContext, Route
 from parley.dialects.file_types import guess_media_type
 from parley.dialects.form_data import UploadedFile, decode_form
 from parley.dialects.json_answer import encode_json, json_answer
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import Route
 from parley.dialects.stored_files import delete_content, save_content
 from parley.errors import BadRequest, TooLarge, Unsupported, excerpt
 

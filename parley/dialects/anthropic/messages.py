@@ -21,10 +21,11 @@ from parley.dialects.anthropic.refusal_wording import ANTHROPIC_WORDING, check_m
 from parley.dialects.anthropic.token_usage import input_usage, message_usage, output_usage
 from parley.dialects.anthropic.tools import read_tools
 from parley.dialects.anthropic.turns import NO_PREFILL, TurnReader
-from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.messages import read_template_options
+from parley.dialects.reply import Reply
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import named_event
 from parley.errors import Invalid, ParleyError
 from parley.types import ChatPrompt, ChoiceDelta, ChoiceDone, Event, Message, PromptAccepted, Request, Usage

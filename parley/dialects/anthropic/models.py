@@ -11,10 +11,12 @@ import msgspec
 
 from parley.dialects.anthropic.options import CLEAR_THINKING, EFFORTS, THINKING_TYPES
 from parley.dialects.anthropic.refusal_wording import ANTHROPIC_WORDING
-from parley.dialects.dialect import Answer, ModelList, QuerySchemas, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.openapi_bodies import MODEL_REFERENCE
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import ModelList, QuerySchemas
 from parley.errors import UnknownModel, excerpt
 from parley.types import ModelInfo
 

@@ -12,9 +12,9 @@ from parley.dialects.anthropic.api_rules import AnthropicRules
 from parley.dialects.anthropic.blocks import BlockReader
 from parley.dialects.anthropic.error_answers import UNSUPPORTED_THREAD
 from parley.dialects.anthropic.refusal_wording import check_member_names, dotted_path, unsupported_value_error
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.output_constraints import read_json_schema
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKEN_ID
 from parley.errors import Invalid, Unsupported
 from parley.types import Grammar, SamplingOptions, StopConditions

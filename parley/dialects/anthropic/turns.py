@@ -14,10 +14,10 @@ from typing import Any
 from parley.dialects.anthropic.blocks import MAX_BLOCKS, SHARED_BLOCKS, BlockReader, Parts
 from parley.dialects.anthropic.refusal_wording import check_member_names, dotted_path, unsupported_value_error
 from parley.dialects.anthropic.toolsets import joined_name
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.media import check_media_counts, interleave_parts
+from parley.dialects.request_context import RequestContext
 from parley.errors import Invalid
 from parley.types import Media, MediaKind, Message, ToolCall
 

@@ -13,7 +13,8 @@ from functools import partial
 from parley.dialects.cohere import bench, chat, embed, first_chat, first_version, models, render, rerank
 from parley.dialects.cohere.api_rules import LENIENT_COHERE_RULES, STRICT_COHERE_RULES, CohereRules
 from parley.dialects.cohere.error_answers import NO_MEMORY_BODY, cohere_error_answer
-from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
+from parley.dialects.dialect import Dialect, PromptMembers
+from parley.dialects.route import Route, model_in_body
 from parley.dialects.vllm import COHERE_ROUTE, SCORE_TASKS
 
 PROMPT_MEMBERS = PromptMembers(

@@ -16,9 +16,10 @@ from parley.dialects.cohere.conversation import ConversationReader
 from parley.dialects.cohere.error_answers import cohere_error_sentence
 from parley.dialects.cohere.refusal_wording import COHERE_WORDING, check_member_names
 from parley.dialects.cohere.token_usage import cohere_usage
-from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.reply import Reply
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import STREAM_DONE
 from parley.errors import ParleyError
 from parley.types import (

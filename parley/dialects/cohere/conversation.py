@@ -13,11 +13,11 @@ import msgspec
 
 from parley.dialects.cohere.api_rules import CohereRules
 from parley.dialects.cohere.refusal_wording import check_member_names
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.media import check_media_counts, interleave_parts
 from parley.dialects.openai.media_parts import MediaReader
+from parley.dialects.request_context import RequestContext
 from parley.errors import Invalid
 from parley.types import Media, Message, ToolCall
 

@@ -6,8 +6,9 @@ from typing import ClassVar
 
 from parley.dialects.cohere.answer_ids import id_as_uuid
 from parley.dialects.cohere.refusal_wording import COHERE_WORDING
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm.pooling.cohere import INPUT_MEMBERS, UniversalCohereReply
 from parley.errors import BadRequest, Invalid, ParleyError
 

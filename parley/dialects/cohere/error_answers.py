@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from parley.dialects.cohere.answer_ids import id_as_uuid
-from parley.dialects.dialect import Answer
 from parley.dialects.json_answer import encode_json
+from parley.dialects.reply import Answer
 from parley.dialects.vllm.pooling.cohere import input_type_sentence
 from parley.errors import ContextLength, ParleyError, UnknownModel, UnknownPromptName
 

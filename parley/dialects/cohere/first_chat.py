@@ -18,9 +18,10 @@ from parley.dialects.cohere.first_answer import FirstMessage
 from parley.dialects.cohere.first_conversation import FirstConversation, read_first_documents, read_first_tools
 from parley.dialects.cohere.refusal_wording import COHERE_WORDING, check_member_names, unsupported_value_error
 from parley.dialects.cohere.token_usage import cohere_usage
-from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.reply import Reply
+from parley.dialects.request_context import RequestContext
 from parley.errors import Invalid, ParleyError
 from parley.types import ChatPrompt, ChoiceDelta, ChoiceDone, Event, PromptAccepted, Request, TextPrompt, Usage
 

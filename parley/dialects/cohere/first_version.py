@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from parley.dialects.cohere.embed import CohereEmbedReply
 from parley.dialects.cohere.refusal_wording import COHERE_WORDING
 from parley.dialects.cohere.rerank import CohereRerankReply
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.openai.embeddings import MAX_EMBEDDING_INPUTS
+from parley.dialects.request_context import RequestContext
 
 
 def read_first_embed(body: bytes, context: RequestContext) -> FirstEmbedReply:

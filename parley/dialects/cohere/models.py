@@ -10,9 +10,11 @@ import msgspec
 
 from parley.dialects.cohere.options import DEFAULT_TEMPERATURE, DEFAULT_TOP_P
 from parley.dialects.cohere.refusal_wording import COHERE_WORDING
-from parley.dialects.dialect import Answer, ModelList, QuerySchemas, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.json_answer import encode_json, json_answer
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import ModelList, QuerySchemas
 from parley.errors import UnknownModel, excerpt
 from parley.types import ModelTask
 

@@ -11,9 +11,9 @@ import msgspec
 from parley.dialects import sampling_members
 from parley.dialects.cohere.api_rules import CohereRules
 from parley.dialects.cohere.refusal_wording import check_member_names, unsupported_value_error
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA, read_json_schema
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_STOP_CHARACTERS, MAX_STOPS
 from parley.errors import Invalid, excerpt
 from parley.types import Grammar, SamplingOptions, StopConditions

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from parley.dialects.cohere.api_rules import CohereRules
 from parley.dialects.cohere.chat import CohereChatReply
 from parley.dialects.cohere.refusal_wording import COHERE_WORDING
-from parley.dialects.dialect import PromptRenderer, RenderedPrompt, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.render_reply import PromptRenderer, RenderedPrompt
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm.token_routes.render import check_renderable, write_generate_request
 
 STREAM_OPTIONS = {"include_usage": True, "continuous_usage_stats": False}  # a stream ends with its number of tokens

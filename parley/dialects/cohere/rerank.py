@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 from parley.dialects.cohere.answer_ids import id_as_uuid
 from parley.dialects.cohere.refusal_wording import COHERE_WORDING
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm.pooling.scores import RerankReply
 from parley.types import Usage
 

@@ -18,17 +18,11 @@ from parley.dialects.databricks.api_rules import (
 )
 from parley.dialects.databricks.config import SYSTEM_CATALOGUE
 from parley.dialects.databricks.error_answers import databricks_error_answer
-from parley.dialects.dialect import (
-    Dialect,
-    ModelList,
-    PromptMembers,
-    Reply,
-    RequestContext,
-    Route,
-    RouteKind,
-    model_in_body,
-)
+from parley.dialects.dialect import Dialect, PromptMembers
 from parley.dialects.fields import decode_fields
+from parley.dialects.reply import Reply
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import ModelList, Route, RouteKind, model_in_body
 from parley.types import ALL_MODEL_TASKS
 
 OTHER_BASES = ("/api/2.0", "/ai-gateway")

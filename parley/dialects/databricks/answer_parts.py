@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.openai.token_usage import running_usage
+from parley.dialects.reply import Reply
+from parley.dialects.request_context import RequestContext
 from parley.types import ChoiceDelta, Event, PromptAccepted
 
 UNPRINTABLE = re.compile(rb"[^ -~]")  # bytes that a header must not contain

@@ -17,12 +17,13 @@ from parley.dialects.databricks.api_rules import DatabricksRules
 from parley.dialects.databricks.error_answers import databricks_failure_events
 from parley.dialects.databricks.members import wants_usage
 from parley.dialects.databricks.refusal_wording import DatabricksErrorWording
-from parley.dialects.dialect import HeaderList, RequestContext, RequestTimings
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import chat
 from parley.dialects.openai.reading_rules import ReadingRules
 from parley.dialects.openai.token_usage import running_usage
+from parley.dialects.reply import HeaderList, RequestTimings
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import STREAM_DONE, choice_event_start
 from parley.errors import ParleyError
 from parley.types import ChoiceDelta, ChoiceDone, Event, Usage

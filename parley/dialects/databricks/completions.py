@@ -16,13 +16,14 @@ from parley.dialects.databricks.api_rules import DatabricksRules
 from parley.dialects.databricks.error_answers import databricks_failure_events
 from parley.dialects.databricks.members import wants_usage
 from parley.dialects.databricks.refusal_wording import DatabricksErrorWording
-from parley.dialects.dialect import HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.common_members import MAX_TOKENS, read_capped_choices, read_openai_sampling
 from parley.dialects.openai.reading_rules import ReadingRules
 from parley.dialects.openai.token_objects import FINISH_REASONS
 from parley.dialects.openai.token_usage import running_usage
+from parley.dialects.reply import HeaderList, Reply, RequestTimings
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_STOP_CHARACTERS, MAX_STOPS
 from parley.dialects.sse import STREAM_DONE, data_event
 from parley.errors import ParleyError

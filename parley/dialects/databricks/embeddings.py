@@ -12,9 +12,10 @@ from parley.dialects.databricks import members
 from parley.dialects.databricks.answer_parts import answer_uuid, served_model_header
 from parley.dialects.databricks.api_rules import DatabricksRules
 from parley.dialects.databricks.refusal_wording import DatabricksErrorWording
-from parley.dialects.dialect import HeaderList, RequestContext, RequestTimings
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.openai import embeddings
+from parley.dialects.reply import HeaderList, RequestTimings
+from parley.dialects.request_context import RequestContext
 from parley.types import Prompt, TextPrompt, Usage
 
 EMBEDDING_WORDING = DatabricksErrorWording("Embedding")

@@ -17,10 +17,11 @@ from parley.dialects.admin_requests import EndpointChange
 from parley.dialects.databricks import config, limits
 from parley.dialects.databricks.config import SYSTEM_CATALOGUE
 from parley.dialects.databricks.refusal_wording import DatabricksErrorWording
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import Endpoint, EndpointShare, GrantLevel, ModelCard, ServerFacts
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import json_answer
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.errors import Forbidden, NotFound, ObjectConflict, UnknownModel, Unsupported
 from parley.types import Tenant
 

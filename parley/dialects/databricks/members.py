@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from parley.dialects.databricks.api_rules import DatabricksRules
 from parley.dialects.databricks.refusal_wording import MemberTree, refuse_unknown_members
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai.common_members import MAX_TOKENS
 from parley.dialects.openai.messages import MAX_CONTENT_PARTS
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_CHOICES_PER_PROMPT, MAX_TOKEN_ID
 
 ANY_VALUE: MemberTree = {}

@@ -20,7 +20,6 @@ from parley.dialects.databricks.endpoints import (
     endpoint_id,
     find_by_id,
 )
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import (
     ADMIN_GROUP,
     ALL_KEYS_GROUP,
@@ -32,6 +31,8 @@ from parley.dialects.facts import (
 )
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import json_answer
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.errors import NotFound, Unsupported, excerpt
 
 MAX_GRANTS = 1000

@@ -5,10 +5,11 @@ from __future__ import annotations
 from parley.dialects.databricks.answer_parts import served_model_header
 from parley.dialects.databricks.api_rules import DatabricksRules
 from parley.dialects.databricks.chat import CHAT_WORDING
-from parley.dialects.dialect import HeaderList, RequestContext, RequestTimings
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.openai.responses.reply import ResponsesReply
 from parley.dialects.openai.responses.response_rules import LENIENT, STRICT
+from parley.dialects.reply import HeaderList, RequestTimings
+from parley.dialects.request_context import RequestContext
 
 
 def read_databricks_response(rules: DatabricksRules, body: bytes, context: RequestContext) -> DatabricksResponsesReply:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from parley.dialects.dialect import KIND_TASKS, Dialect, PromptMembers, Route, model_in_body
+from parley.dialects.dialect import Dialect, PromptMembers
 from parley.dialects.mindie import bench, control, management_ports, metrics
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.error_answers import mindie_error_answer
@@ -17,6 +17,7 @@ from parley.dialects.mindie.interfaces import chat, completions, native, openai,
 from parley.dialects.mindie.pd import coordinator, instance
 from parley.dialects.mindie.pd.refusals import MINDIE_COORDINATOR_TEXTS
 from parley.dialects.openai import embeddings
+from parley.dialects.route import KIND_TASKS, Route, model_in_body
 
 REQUEST_ID_HEADER = b"requestuuid"
 STRICT_HEADERS = ((b"connection", b"close"),)  # of answers that are no streams

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from parley.dialects.admin_requests import TokenizeRequest, TokenizeResult
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ServerFacts
 from parley.dialects.fields import decode_fields
 from parley.dialects.json_answer import encode_json, json_answer
@@ -13,6 +12,8 @@ from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.management_ports import model_of_path
 from parley.dialects.mindie.members.text_length import utf16_length
 from parley.dialects.mindie.refusal_wording import MindieErrorWording
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.types import TextPrompt
 
 SERVER_NAME = "MindIE Server"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 
-from parley.dialects.dialect import Answer
 from parley.dialects.json_answer import encode_json
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.members.media import media_sentence
+from parley.dialects.reply import Answer
 from parley.errors import (
     BadMedia,
     BadRequest,

@@ -11,12 +11,13 @@ from functools import partial
 from typing import Any
 
 from parley.dialects.admin_requests import AdapterChange, PauseAnswer, PauseCommand
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ServerFacts
 from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.json_body import decode_json
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.error_answers import mindie_json_error_answer
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.errors import Invalid, NotFound, ParleyError, UnknownModel
 
 MAX_WAIT = 600  # seconds that a timed health check may take

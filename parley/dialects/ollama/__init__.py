@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
+from parley.dialects.dialect import Dialect, PromptMembers
 from parley.dialects.ollama import bench, chat, embeddings, generate, models
 from parley.dialects.ollama.api_rules import LENIENT_OLLAMA_RULES, STRICT_OLLAMA_RULES, OllamaRules
 from parley.dialects.ollama.error_answers import NO_MEMORY_BODY, ollama_error_answer
 from parley.dialects.ollama.go_encoding import JSON_TYPE
 from parley.dialects.ollama.model_names import DEFAULT_TAG, NAME_PREFIXES
+from parley.dialects.route import Route, model_in_body
 
 # Origins that may call it without being configured: pages of this machine, and programs that show their own pages.
 WEB_ORIGINS = r"https?://(localhost|127\.0\.0\.1|0\.0\.0\.0)(:\d+)?|(app|file|tauri|vscode-webview|vscode-file)://.*"

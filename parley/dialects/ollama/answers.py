@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from parley.dialects.dialect import Acknowledgement, Reply, RequestContext
 from parley.dialects.json_body import decode_json
 from parley.dialects.ollama.error_answers import ollama_failure_line
 from parley.dialects.ollama.go_encoding import JSON_TYPE, encode_go, go_answer, go_time, nanoseconds
 from parley.dialects.ollama.options import logprob_members
+from parley.dialects.reply import Acknowledgement, Reply
+from parley.dialects.request_context import RequestContext
 from parley.errors import ParleyError
 from parley.types import ChoiceDelta, ChoiceDone, DeltaPart, Event, FinishReason, TokenInfo, ToolCallDelta, Usage
 

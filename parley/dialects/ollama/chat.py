@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.ollama.answers import AnswerEnd, AnswerPiece, OllamaReply, load_answer
 from parley.dialects.ollama.api_rules import OllamaRules
@@ -19,6 +18,8 @@ from parley.dialects.ollama.options import (
     refuse_unavailable,
 )
 from parley.dialects.ollama.refusal_wording import OllamaWording, incapable_model_error
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.types import ChatPrompt, OutputOptions, Request
 
 EMPTY_MESSAGE = {"role": "assistant", "content": ""}

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from parley.dialects import vectors
-from parley.dialects.dialect import Acknowledgement, Answer, RequestContext, UnstreamedReply
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.ollama.api_rules import OllamaRules
 from parley.dialects.ollama.error_answers import INPUT_TOO_LONG, NO_ROOM
@@ -14,6 +13,8 @@ from parley.dialects.ollama.go_encoding import JSON_TYPE, encode_go, go_answer, 
 from parley.dialects.ollama.model_names import check_served, read_model_name
 from parley.dialects.ollama.options import check_keep_alive, read_options
 from parley.dialects.ollama.refusal_wording import OllamaWording, invalid_member_error
+from parley.dialects.reply import Acknowledgement, Answer, UnstreamedReply
+from parley.dialects.request_context import RequestContext
 from parley.errors import ContextLength, ParleyError, UnknownModel, UnsuitableModel
 from parley.types import Event, PoolingOptions, PromptVector, Request, TextPrompt, Usage
 

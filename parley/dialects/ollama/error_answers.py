@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from parley.dialects.dialect import Answer
 from parley.dialects.ollama.go_encoding import encode_go, go_answer
 from parley.dialects.ollama.model_names import NAME_PATTERN
+from parley.dialects.reply import Answer
 from parley.errors import ContextLength, NotAllowed, NotFound, Overloaded, ParleyError, UnknownModel
 
 PLAIN_TYPE = b"text/plain"

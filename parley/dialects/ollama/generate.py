@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from parley.dialects import media
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.ollama.answers import AnswerEnd, AnswerPiece, OllamaReply, load_answer
 from parley.dialects.ollama.api_rules import OllamaRules
@@ -27,6 +26,8 @@ from parley.dialects.ollama.options import (
 )
 from parley.dialects.ollama.refusal_wording import OllamaWording, incapable_model_error
 from parley.dialects.ollama.template import TemplateInput, render_prompt
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_TOKEN_ID
 from parley.errors import Invalid, UnknownModel, Unsupported
 from parley.types import (

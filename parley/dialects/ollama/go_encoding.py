@@ -6,8 +6,8 @@ import re
 import time
 from typing import Any
 
-from parley.dialects.dialect import Answer
 from parley.dialects.json_answer import encode_json
+from parley.dialects.reply import Answer
 
 JSON_TYPE = b"application/json; charset=utf-8"
 GO_ESCAPED = re.compile(rb"[<>&]|\xe2\x80[\xa8\xa9]")  # Go's encoder escapes these, for HTML and JavaScript

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from parley.dialects import media
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.ollama.api_rules import OllamaRules
 from parley.dialects.ollama.refusal_wording import incapable_model_error
+from parley.dialects.request_context import RequestContext
 from parley.errors import Unsupported
 from parley.types import EncodedMedia, Media, Message, PlacedMedia, ToolCall
 

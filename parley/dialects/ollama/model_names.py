@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
+from parley.dialects.request_context import RequestContext
 from parley.errors import MissingField, UnknownModel
 
 DEFAULT_TAG = ":latest"

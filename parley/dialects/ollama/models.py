@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from parley.dialects.admin_requests import PullRequest
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.ollama.api_rules import OllamaRules
@@ -20,6 +19,8 @@ from parley.dialects.ollama.error_answers import ollama_error_answer, ollama_fai
 from parley.dialects.ollama.go_encoding import JSON_TYPE, encode_go, go_answer, go_time
 from parley.dialects.ollama.model_names import DEFAULT_TAG, match_known_name, read_model_name, tagged_name
 from parley.dialects.ollama.refusal_wording import OllamaWording
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.errors import ParleyError, UnknownModel, Unsupported
 
 # Clients compare it with the least version that they accept, so it is Ollama's, whose API this is.

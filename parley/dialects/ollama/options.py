@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.ollama.api_rules import OllamaRules
 from parley.dialects.ollama.refusal_wording import OptionWording, incapable_model_error, invalid_member_error
 from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_ALTERNATIVES, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKEN_ID
 from parley.errors import Unsupported
 from parley.types import Grammar, SamplingOptions, StopConditions

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from parley.dialects.dialect import Dialect, PromptMembers, Reply, RequestContext, Route, model_in_body
+from parley.dialects.dialect import Dialect, PromptMembers
 from parley.dialects.form_data import model_in_form, peek_model_in_form
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import (
@@ -30,6 +30,9 @@ from parley.dialects.openai import (
 )
 from parley.dialects.openai.answer_headers import openai_headers, openai_limit_headers
 from parley.dialects.openai.error_answers import NO_MEMORY_BODY, openai_error_answer
+from parley.dialects.reply import Reply
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import Route, model_in_body
 
 PROMPT_MEMBERS = PromptMembers(
     conversations=("messages",),

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from parley.dialects.dialect import Reply, RequestContext, Route
+from parley.dialects.reply import Reply
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import Route
 
 DEPLOYED_PATHS = (
     "/v1/chat/completions",

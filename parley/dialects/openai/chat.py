@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from parley.dialects import sampling_members
-from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import tools, vllm_members
@@ -35,6 +34,8 @@ from parley.dialects.openai.stored_chats import is_stored, read_keeper
 from parley.dialects.openai.timings import metrics_member
 from parley.dialects.openai.token_objects import FINISH_REASONS, finite_logprob, prompt_logprob_maps
 from parley.dialects.openai.token_usage import openai_usage, running_usage
+from parley.dialects.reply import Reply
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import STREAM_DONE, choice_event_start, data_event
 from parley.errors import Invalid, ParleyError, excerpt
 from parley.types import (

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from parley.dialects import sampling_members
-from parley.dialects.dialect import ApiOptions, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules, applied_options
+from parley.dialects.request_context import ApiOptions, RequestContext
 from parley.dialects.sampling_members import MAX_ALTERNATIVES, MAX_STOP_CHARACTERS, MAX_TOKEN_ID, ChoiceCounts
 from parley.errors import Unsupported
 from parley.types import RepetitionPattern, SamplingOptions, StopConditions

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import msgspec
 
 from parley.dialects import sampling_members
-from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import prompts, vllm_members
@@ -32,6 +31,8 @@ from parley.dialects.openai.reading_rules import OPENAI_RULES, STRICT_OPENAI_RUL
 from parley.dialects.openai.timings import metrics_member
 from parley.dialects.openai.token_objects import FINISH_REASONS, finite_logprob, prompt_logprob_maps
 from parley.dialects.openai.token_usage import openai_usage, running_usage
+from parley.dialects.reply import Reply
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import STREAM_DONE, choice_event_start, data_event
 from parley.errors import ParleyError
 from parley.types import (

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from parley.dialects import vectors
-from parley.dialects.dialect import HeaderList, RequestContext, RequestTimings, UnstreamedReply
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import prompts, vllm_members
 from parley.dialects.openai.messages import read_conversation
 from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules
+from parley.dialects.reply import HeaderList, RequestTimings, UnstreamedReply
+from parley.dialects.request_context import RequestContext
 from parley.types import TOKEN_TASKS, Event, PoolingOptions, PoolingTask, Prompt, PromptVector, Request, Usage
 
 MAX_EMBEDDING_INPUTS = 2048

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from parley.dialects.dialect import Answer
 from parley.dialects.json_answer import encode_json
+from parley.dialects.reply import Answer
 from parley.dialects.sse import STREAM_DONE, data_event
 from parley.errors import BadMedia, MediaFault, NotFound, Overloaded, ParleyError, RateLimited
 

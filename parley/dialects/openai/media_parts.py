@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from parley.dialects import media
-from parley.dialects.dialect import RequestContext
 from parley.dialects.error_wording import json_type
 from parley.dialects.fields import Fields
 from parley.dialects.openai.common_members import unsupported_member_error
 from parley.dialects.openai.reading_rules import ReadingRules, applied_options
 from parley.dialects.openai.uploaded_files import with_uploaded_file
+from parley.dialects.request_context import RequestContext
 from parley.errors import BadMedia, BadRequest, Invalid, ParleyError
 from parley.types import (
     MEDIA_KINDS,

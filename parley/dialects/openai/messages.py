@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.media import InterleavedText, check_media_counts, interleave_parts
 from parley.dialects.openai import media_parts, tools
@@ -15,6 +14,7 @@ from parley.dialects.openai.custom_tools import custom_arguments
 from parley.dialects.openai.media_parts import TEXT_ONLY, MediaReader
 from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules
 from parley.dialects.openai.tools import MAX_TOOLS, ToolMembers
+from parley.dialects.request_context import RequestContext
 from parley.errors import Unsupported
 from parley.types import ChatPrompt, Media, Message, ToolCall
 

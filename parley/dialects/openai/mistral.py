@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
@@ -19,6 +18,7 @@ from parley.dialects.openai.embeddings import EmbeddingReply
 from parley.dialects.openai.mistral_members import with_openai_seed
 from parley.dialects.openai.token_objects import FINISH_REASONS
 from parley.dialects.openai.tokens import model_object
+from parley.dialects.request_context import RequestContext
 from parley.types import ChoiceDone, Usage
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ServerFacts
+from parley.dialects.request_context import RequestContext
 from parley.errors import UnsuitableModel
 
 

@@ -7,8 +7,8 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
+from parley.dialects.request_context import RequestContext
 from parley.errors import Invalid, excerpt
 
 MAX_QUERY_MEMBERS = 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from parley.dialects.dialect import DEFAULT_API_OPTIONS, ApiOptions, RequestContext
+from parley.dialects.request_context import DEFAULT_API_OPTIONS, ApiOptions, RequestContext
 from parley.dialects.sampling_members import MAX_STOPS
 
 OPENAI_ROLES = ("developer", "system", "user", "assistant", "tool", "function")

@@ -6,12 +6,14 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import Answer, QuerySchemas, RequestContext, Route
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.openai import object_lists
 from parley.dialects.openai.metadata import MAX_KEY, MAX_VALUE, read_metadata
 from parley.dialects.openai.stored_chats import COMPLETIONS, StoredCompletion
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import QuerySchemas, Route
 from parley.errors import Invalid, UnknownRecord, excerpt
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.chunks import StreamedCompletion
 from parley.dialects.openai.metadata import read_metadata
 from parley.dialects.openai.uploaded_files import with_uploaded_file
 from parley.dialects.records import InlinedRequest
+from parley.dialects.request_context import RequestContext
 from parley.dialects.stored_objects import ObjectKind
 from parley.errors import NotReady
 

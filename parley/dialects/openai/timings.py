@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from parley.dialects.dialect import ApiOptions, Reply, RequestTimings
+from parley.dialects.reply import Reply, RequestTimings
+from parley.dialects.request_context import ApiOptions
 from parley.types import Usage
 
 

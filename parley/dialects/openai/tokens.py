@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from parley.dialects.admin_requests import DetokenizeRequest, TokenizeRequest, TokenizeResult
-from parley.dialects.dialect import RequestContext
 from parley.dialects.error_wording import DEFAULT_WORDING, ErrorWording
 from parley.dialects.facts import ModelCard
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.messages import read_conversation
 from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_TOKEN_ID
 from parley.types import ChatPrompt, Prompt, TextPrompt
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
-from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.facts import ServerFacts
 from parley.dialects.fields import Fields
 from parley.dialects.form_data import UploadedFile, decode_form, with_arrays
@@ -18,6 +17,8 @@ from parley.dialects.openai import transcripts
 from parley.dialects.openai.common_members import MAX_TOKENS, unsupported_member_error
 from parley.dialects.openai.error_answers import openai_error_answer, openai_error_object
 from parley.dialects.openai.transcripts import SpeechTask, Transcript
+from parley.dialects.reply import Answer, Reply
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_TOKEN_ID
 from parley.dialects.sse import data_event
 from parley.errors import BadMedia, Invalid, ParleyError, TooLarge, UnsuitableModel, excerpt

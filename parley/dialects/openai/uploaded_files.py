@@ -10,13 +10,14 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.file_types import guess_media_type
 from parley.dialects.form_data import UploadedFile, decode_form
 from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.openai import object_lists
 from parley.dialects.records import TenantRecords
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.dialects.stored_files import delete_content, find_content, read_named_file, save_content
 from parley.dialects.stored_objects import ObjectKind
 from parley.errors import Invalid, TooLarge, UnknownRecord, Unsupported, excerpt

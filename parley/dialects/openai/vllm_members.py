@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import ApiOptions, RequestContext
 from parley.dialects.fields import INT64, Fields
 from parley.dialects.openai import constraints
 from parley.dialects.openai.common_members import MAX_TOKENS, unsupported_member_error
 from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules
+from parley.dialects.request_context import ApiOptions, RequestContext
 from parley.dialects.sampling_members import MAX_BAD_WORDS, MAX_TOKEN_ID, read_truncation
 from parley.errors import Invalid
 from parley.types import ChatPrompt, Grammar, KeptSide

@@ -11,17 +11,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from parley.dialects.dialect import (
-    KIND_TASKS,
-    Answer,
-    Dialect,
-    PromptMembers,
-    Reply,
-    RequestContext,
-    Route,
-    model_in_body,
-)
+from parley.dialects.dialect import Dialect, PromptMembers
 from parley.dialects.fields import decode_fields
+from parley.dialects.reply import Answer, Reply
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import KIND_TASKS, Route, model_in_body
 from parley.dialects.tei import embed, info, metrics, predict, tokens
 from parley.dialects.tei.api_rules import EXTENDED_TEI_RULES, STRICT_TEI_RULES, TeiRules
 from parley.dialects.tei.error_answers import NO_MEMORY_BODY, refuse_other_content_if_strict, tei_error_answer

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from parley.dialects import vectors
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.dialects.tei import inputs
 from parley.dialects.tei.api_rules import TeiRules
 from parley.dialects.tei.error_answers import EmptyInput, UnfitModel, tei_openai_error_answer

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from parley.dialects.dialect import Answer
 from parley.dialects.json_answer import encode_json
+from parley.dialects.reply import Answer
 from parley.dialects.tei.api_rules import TeiRules
 from parley.dialects.tgi.error_answers import framework_answer, refuse_other_content
 from parley.errors import (

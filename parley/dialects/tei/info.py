@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ServerFacts
 from parley.dialects.json_answer import encode_json
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.dialects.tei.api_rules import TeiRules
 from parley.types import ModelInfo
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from parley.dialects.dialect import HeaderList, RequestContext, RequestTimings, UnstreamedReply
 from parley.dialects.fields import Fields
+from parley.dialects.reply import HeaderList, RequestTimings, UnstreamedReply
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_TOKEN_ID
 from parley.dialects.tei.api_rules import TeiRules
 from parley.dialects.tei.error_answers import BatchTooLarge, EmptyInput

@@ -10,9 +10,9 @@ from math import exp
 from typing import Any
 
 from parley.dialects import vectors
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.request_context import RequestContext
 from parley.dialects.tei import inputs
 from parley.dialects.tei.api_rules import TeiRules
 from parley.dialects.tei.error_answers import EmptyInput, UnfitModel

@@ -6,9 +6,9 @@ from itertools import accumulate
 from typing import Any
 
 from parley.dialects.admin_requests import DetokenizeRequest, TokenizeRequest, TokenizeResult
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_TOKEN_ID
 from parley.dialects.tei import inputs
 from parley.dialects.tei.api_rules import TeiRules

@@ -11,17 +11,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from parley.dialects.dialect import (
-    KIND_TASKS,
-    Answer,
-    Dialect,
-    PromptMembers,
-    Reply,
-    RequestContext,
-    Route,
-    model_in_body,
-)
+from parley.dialects.dialect import Dialect, PromptMembers
 from parley.dialects.openapi_document import OpenApiDocument
+from parley.dialects.reply import Answer, Reply
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import KIND_TASKS, Route, model_in_body
 from parley.dialects.tgi import bench, chat, completions, document, generate, metrics, tokens, vertex
 from parley.dialects.tgi.api_rules import EXTENDED_TGI_RULES, OLD_TGI_RULES, STRICT_TGI_RULES, TGI_VERSION, TgiRules
 from parley.dialects.tgi.error_answers import NO_MEMORY_BODY, refuse_other_content, tgi_error_answer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from parley.dialects.dialect import HeaderList, RequestTimings
 from parley.dialects.json_answer import encode_json
+from parley.dialects.reply import HeaderList, RequestTimings
 from parley.dialects.tgi.api_rules import STRICT_TGI_RULES, TgiRules
 from parley.types import ChoiceDone
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from parley.dialects import vectors
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import MAX_F32, MAX_U32, Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import STREAM_DONE, choice_event_start
 from parley.dialects.tgi import messages, openai, parameters
 from parley.dialects.tgi.answer_parts import tgi_event

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parley.dialects.dialect import Answer, HeaderList, RequestContext, RequestTimings
 from parley.dialects.fields import MAX_F32, MAX_U32, Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.reply import Answer, HeaderList, RequestTimings
+from parley.dialects.request_context import RequestContext
 from parley.dialects.tgi import images, openai, parameters
 from parley.dialects.tgi.answer_parts import tgi_event
 from parley.dialects.tgi.api_rules import TgiRules

@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ServerFacts
 from parley.dialects.openapi_bodies import SCHEMAS
 from parley.dialects.openapi_document import OpenApiDocument
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 
 PAGE_TOP = (
     "<!doctype html><meta charset=utf-8><title>Text Generation Inference</title><h1>Text Generation Inference</h1>"

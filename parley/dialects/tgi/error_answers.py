@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from parley.dialects.dialect import Answer
 from parley.dialects.json_answer import encode_json
+from parley.dialects.reply import Answer
 from parley.dialects.tgi.answer_parts import tgi_event
 from parley.dialects.tgi.api_rules import STRICT_TGI_RULES, TgiRules
 from parley.dialects.tgi.images import media_sentence

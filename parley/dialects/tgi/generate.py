@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from parley.dialects import vectors
-from parley.dialects.dialect import Answer, HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.fields import MAX_U64, Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.reply import Answer, HeaderList, Reply, RequestTimings
+from parley.dialects.request_context import RequestContext
 from parley.dialects.tgi import chat, completions, images, parameters
 from parley.dialects.tgi.answer_parts import TGI_FIELD_NAMES, tgi_answer_headers, tgi_event, tgi_finish_reason
 from parley.dialects.tgi.api_rules import TgiRules

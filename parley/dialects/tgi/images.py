@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator
 
 from parley.dialects import media
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai.media_parts import MediaReader
+from parley.dialects.request_context import RequestContext
 from parley.errors import BadMedia, Invalid, MediaFault, ParleyError, excerpt
 from parley.types import EncodedMedia, Media, MediaAddress, MediaKind, TextPrompt
 

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai.media_parts import TEXT_ONLY
 from parley.dialects.openai.messages import MessageRules, read_messages
 from parley.dialects.openai.tools import MAX_TOOLS
+from parley.dialects.request_context import RequestContext
 from parley.dialects.tgi.images import TgiMediaReader
 from parley.errors import Invalid
 from parley.types import ChatPrompt, Message

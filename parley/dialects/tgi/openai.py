@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from parley.dialects.dialect import Answer, HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.fields import MAX_F32, MAX_U32, MAX_U64, Fields
+from parley.dialects.reply import Answer, HeaderList, Reply, RequestTimings
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import STREAM_DONE
 from parley.dialects.tgi.answer_parts import tgi_answer_headers, tgi_event, tgi_finish_reason
 from parley.dialects.tgi.api_rules import TGI_VERSION, TgiRules

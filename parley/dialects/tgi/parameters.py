@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import MAX_DEPTH, MAX_F32, MAX_I32, MAX_U32, MAX_U64, Fields, is_shallow
 from parley.dialects.json_body import decode_json
 from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA
+from parley.dialects.request_context import RequestContext
 from parley.dialects.tgi.api_rules import TgiRules
 from parley.dialects.tgi.refusal_wording import TGI_WORDING
 from parley.errors import Invalid

@@ -6,10 +6,10 @@ from itertools import accumulate
 from typing import Any
 
 from parley.dialects.admin_requests import TokenizeRequest, TokenizeResult
-from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerInfo
 from parley.dialects.fields import MAX_U64, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.request_context import RequestContext
 from parley.dialects.tgi import images, messages
 from parley.dialects.tgi.api_rules import TGI_VERSION, TgiRules
 from parley.dialects.tgi.refusal_wording import TGI_WORDING

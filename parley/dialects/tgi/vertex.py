@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import MAX_U32, MAX_U64, Fields, decode_fields
 from parley.dialects.json_answer import encode_json
+from parley.dialects.reply import Answer, Reply
+from parley.dialects.request_context import RequestContext
 from parley.dialects.tgi import images, messages, parameters
 from parley.dialects.tgi.answer_parts import TGI_FIELD_NAMES
 from parley.dialects.tgi.api_rules import TgiRules

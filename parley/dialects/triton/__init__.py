@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from parley.dialects.dialect import Answer, Dialect, ModelList, PromptMembers, Route
+from parley.dialects.dialect import Dialect, PromptMembers
+from parley.dialects.reply import Answer
+from parley.dialects.route import ModelList, Route
 from parley.dialects.triton import bench, control, error_answers, generate, infer, metrics
 from parley.dialects.triton.images import IMAGE_INPUTS
 from parley.types import ALL_MODEL_TASKS

@@ -9,8 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.util import find_spec
 
-from parley.dialects.dialect import Answer, PromptMembers, Reply, RequestContext, Route
+from parley.dialects.dialect import PromptMembers
 from parley.dialects.facts import ServerFacts
+from parley.dialects.reply import Answer, Reply
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import Route
 from parley.dialects.triton import DIALECT, error_answers, message_peek
 from parley.errors import Unsupported
 from parley.types import ALL_MODEL_TASKS

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.json_answer import encode_json, json_answer
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.dialects.triton import model, versions
 from parley.dialects.triton.document import parse_document
 from parley.dialects.triton.error_answers import quote_name, triton_error_body, wrong_type_error

@@ -7,8 +7,8 @@ array, in the output ``text_output``.
 
 from __future__ import annotations
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_TOKEN_ID, read_truncation
 from parley.types import PoolingOptions, Prompt, Request, TextPrompt, TokensPrompt
 

@@ -6,8 +6,8 @@ read but are not allowed are a 400. Clients can tell errors apart only by the se
 
 from __future__ import annotations
 
-from parley.dialects.dialect import Answer
 from parley.dialects.json_answer import encode_json
+from parley.dialects.reply import Answer
 from parley.dialects.sse import encoded_event
 from parley.errors import (
     BadRequest,

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from parley.dialects import orca
-from parley.dialects.dialect import Answer, HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.json_answer import encode_json
+from parley.dialects.reply import Answer, HeaderList, Reply, RequestTimings
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import data_event
 from parley.dialects.triton import versions
 from parley.dialects.triton.document import parse_document, repeated_names

@@ -6,8 +6,8 @@ Neither says where an image stands among the text, so all stand before it: those
 from __future__ import annotations
 
 from parley.dialects import media
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
+from parley.dialects.request_context import RequestContext
 from parley.errors import Unsupported
 from parley.types import EncodedMedia, Media, PlacedMedia
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from parley.dialects.dialect import HeaderList, RequestContext, RequestTimings
 from parley.dialects.json_answer import encode_json
+from parley.dialects.reply import HeaderList, RequestTimings
+from parley.dialects.request_context import RequestContext
 from parley.dialects.triton import versions
 from parley.dialects.triton.document import parse_document
 from parley.dialects.triton.error_answers import UnreadableInput, inputs_error, quote_name, wrong_type_error

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parley.dialects import output_constraints
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.output_constraints import MAX_GRAMMAR_CHARACTERS, ConstraintKind
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import (
     MAX_ALTERNATIVES,
     MAX_CHOICES_PER_PROMPT,

@@ -14,11 +14,12 @@ from functools import partial
 from parley.dialects import anthropic
 from parley.dialects.anthropic import file_sources
 from parley.dialects.anthropic.messages import write_managed_count
-from parley.dialects.dialect import Dialect, ModelList, PromptMembers, Route, model_in_body
+from parley.dialects.dialect import Dialect, PromptMembers
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import speech_route, tokens
 from parley.dialects.openai.responses import REPLAY_QUERY, stored_routes
 from parley.dialects.openai.responses.inlined_request import inline_response
+from parley.dialects.route import ModelList, Route, model_in_body
 from parley.dialects.vllm import (
     batch,
     bench,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from parley.dialects.dialect import RequestContext
+from parley.dialects.request_context import RequestContext
 from parley.types import ChoiceDelta, ChoiceDone, Request
 
 

@@ -10,10 +10,11 @@ from typing import ClassVar
 
 import msgspec
 
-from parley.dialects.dialect import Answer, HeaderList, RequestContext, RequestTimings, UnstreamedReply
 from parley.dialects.fields import Fields
 from parley.dialects.openai.common_members import unsupported_member_error
 from parley.dialects.openai.completions import MAX_PROMPTS
+from parley.dialects.reply import Answer, HeaderList, RequestTimings, UnstreamedReply
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.chat import VllmChatReply
 from parley.dialects.vllm.refusal_wording import parameter_error

@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import chat
 from parley.dialects.openai.reading_rules import ReadingRules
 from parley.dialects.openai.timings import metrics_member
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import data_event
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.answer_parts import attach_done, vllm_call_id, vllm_envelope

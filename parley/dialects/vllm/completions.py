@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import completions
@@ -13,6 +12,8 @@ from parley.dialects.openai.completions import LogprobLists
 from parley.dialects.openai.reading_rules import ReadingRules
 from parley.dialects.openai.timings import metrics_member
 from parley.dialects.openai.token_objects import FINISH_REASONS, prompt_logprob_maps
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import data_event
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.answer_parts import attach_done, vllm_envelope

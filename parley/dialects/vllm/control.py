@@ -8,11 +8,12 @@ from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
 from parley.dialects.admin_requests import AdapterChange, DetokenizeRequest, TokenizeRequest
-from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.fields import decode_fields
 from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.openai import tokens
+from parley.dialects.reply import Answer, Reply
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import chat, completions, requests
 from parley.dialects.vllm.error_answers import ADAPTER_ERROR_TYPE, UnsupportedCall, vllm_error_answer
 from parley.dialects.vllm.pooling import classify, embeddings, scores

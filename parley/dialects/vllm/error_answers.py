@@ -6,8 +6,8 @@ import json
 from http import HTTPStatus
 from typing import Any
 
-from parley.dialects.dialect import Answer
 from parley.dialects.json_answer import encode_json
+from parley.dialects.reply import Answer
 from parley.dialects.sse import STREAM_DONE, encoded_event
 from parley.dialects.vllm.media_wording import media_error_members
 from parley.dialects.vllm.refusal_wording import unknown_ids_sentence, unknown_token_sentence

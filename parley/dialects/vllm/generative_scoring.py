@@ -10,11 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from parley.dialects.dialect import Answer, RequestContext, UnstreamedReply
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import vllm_members
 from parley.dialects.openai.completions import MAX_PROMPTS
+from parley.dialects.reply import Answer, UnstreamedReply
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_LISTED_IDS, MAX_TOKEN_ID
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.token_usage import embedding_usage

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from parley.dialects import output_constraints, sampling_members
-from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import vllm_members
@@ -23,6 +22,8 @@ from parley.dialects.openai.common_members import (
     unsupported_member_error,
 )
 from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules
+from parley.dialects.reply import Answer, Reply
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_ALTERNATIVES, ChoiceCounts
 from parley.dialects.vllm.refusal_wording import VLLM_WORDING
 from parley.errors import BadRequest, ParleyError

@@ -26,11 +26,12 @@ from parley.dialects.anthropic.messages import (
 )
 from parley.dialects.anthropic.options import CREATE_MEMBERS, OTHER_MEMBERS
 from parley.dialects.anthropic.toolsets import ToolsetMember
-from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import vllm_members
 from parley.dialects.openai.common_members import MAX_TOKENS, read_openai_sampling, read_stop_conditions
+from parley.dialects.reply import Answer, Reply
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import named_event
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.answer_parts import vllm_call_id

@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from parley.dialects import output_constraints
-from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.openai import constraints, vllm_members
 from parley.dialects.openai.common_members import MAX_TOKENS
 from parley.dialects.openai.reading_rules import ReadingRules
 from parley.dialects.output_constraints import CONSTRAINT_KINDS
+from parley.dialects.reply import Answer, Reply
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_CHOICES_PER_PROMPT
 from parley.dialects.vllm.error_answers import vllm_failure_events
 from parley.dialects.vllm.refusal_wording import (

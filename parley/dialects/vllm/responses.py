@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai import vllm_members
 from parley.dialects.openai.common_members import MAX_TOKENS, read_alternatives
@@ -25,6 +24,8 @@ from parley.dialects.openai.responses.response_object import ResponseObject, Res
 from parley.dialects.openai.responses.response_rules import ResponsesRules
 from parley.dialects.openai.responses.tools import ToolMembers, joined_name
 from parley.dialects.openai.tools import MAX_TOOLS
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.answer_parts import vllm_call_id
 from parley.dialects.vllm.error_answers import STORE_ERROR_TYPE, vllm_error_object

@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from parley.dialects import orca
-from parley.dialects.dialect import ApiOptions, HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.openai.timings import metrics_member
+from parley.dialects.reply import HeaderList, Reply, RequestTimings
+from parley.dialects.request_context import ApiOptions, RequestContext
 from parley.dialects.sse import STREAM_DONE, choice_event_start, data_event
 from parley.dialects.vllm.error_answers import vllm_failure_events
 from parley.dialects.vllm.token_usage import vllm_final_usage

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.form_data import UploadedFile, decode_form, with_arrays
 from parley.dialects.openai import transcripts
 from parley.dialects.openai.transcriptions import ARRAY_MEMBERS, FILE_MEMBERS, TranscriptionReply
 from parley.dialects.openai.transcripts import SpeechTask
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import STREAM_DONE, data_event
 from parley.dialects.vllm.answer_parts import vllm_envelope
 from parley.dialects.vllm.error_answers import vllm_error_answer, vllm_failure_events

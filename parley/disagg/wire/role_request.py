@@ -9,8 +9,8 @@ import ipaddress
 from collections.abc import Callable
 from typing import Any
 
-from parley.dialects.dialect import Answer
 from parley.dialects.json_body import decode_json
+from parley.dialects.reply import Answer
 from parley.disagg.wire.headers import DEFAULT_PEER_PORT
 from parley.disagg.wire.role import InstanceAddress, InstanceRoleName, RoleAssignment
 from parley.errors import CommandRefused

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from parley.dialects.admin_requests import AdapterChange
-from parley.dialects.dialect import Answer, Route
+from parley.dialects.reply import Answer
+from parley.dialects.route import Route
 from parley.errors import Invalid, NotFound, ParleyError, excerpt
 from parley.serving.model_registry import ModelRegistry
 from parley.serving.request_reader import request_context

@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 
 from parley.dialects.admin_requests import PauseAnswer, PauseCommand
-from parley.dialects.dialect import Route
+from parley.dialects.route import Route
 from parley.errors import Forbidden
 from parley.serving.model_registry import ModelRegistry
 from parley.serving.request_reader import request_context

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from parley import hub
 from parley.dialects.admin_requests import PullRequest
-from parley.dialects.dialect import Answer, Route
+from parley.dialects.reply import Answer
+from parley.dialects.route import Route
 from parley.errors import NotFound
 from parley.serving.keys.scopes import check_key_name
 from parley.serving.model_registry import ModelRegistry

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from itertools import count
 
-from parley.dialects.dialect import Reply
+from parley.dialects.reply import Reply
 from parley.errors import NotReady, UnknownModel
 from parley.serving.api_processes.messages import (
     AdmitRequest,

@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 
 from parley.dialects.admin_requests import EndpointChange
-from parley.dialects.dialect import Answer
 from parley.dialects.facts import Endpoint, EndpointShare
+from parley.dialects.reply import Answer
 from parley.errors import NotFound, NotReady, ParleyError, UnknownModel, excerpt
 from parley.serving.file_faults import describe_fault
 from parley.types import Tenant

@@ -14,7 +14,7 @@ from functools import partial
 
 import grpc
 
-from parley.dialects.dialect import RequestContext
+from parley.dialects.request_context import RequestContext
 from parley.dialects.triton.rpc.status import GrpcError, grpc_error
 from parley.errors import SERVER_ERROR, ParleyError
 from parley.serving import model_facts

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from parley.dialects.admin_requests import AbortList, AbortRequest
-from parley.dialects.dialect import Route
+from parley.dialects.route import Route
 from parley.serving.model_registry import ModelRegistry
 from parley.serving.request_reader import request_context
 from parley.web.exchange import Exchange

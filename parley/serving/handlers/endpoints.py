@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from parley.dialects.admin_requests import EndpointChange
-from parley.dialects.dialect import Answer, Route
 from parley.dialects.facts import Endpoint
+from parley.dialects.reply import Answer
+from parley.dialects.route import Route
 from parley.serving.handlers.visible_models import visible_endpoints
 from parley.serving.model_registry import ModelRegistry
 from parley.serving.request_reader import request_context

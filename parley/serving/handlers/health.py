@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import Route
+from parley.dialects.route import Route
 from parley.serving.model_registry import ModelRegistry
 from parley.web.exchange import Exchange
 

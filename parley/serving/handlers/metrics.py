@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from parley.dialects.dialect import Route
+from parley.dialects.route import Route
 from parley.metrics.model_metrics import ModelSnapshot
 from parley.serving.handlers.visible_models import allowed_model, visible_endpoints
 from parley.serving.keys.scopes import may_use_model

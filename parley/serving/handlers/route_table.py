@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from parley.dialects.dialect import Route, RouteKind
+from parley.dialects.route import Route, RouteKind
 from parley.serving.admin.adapters import handle_adapter
 from parley.serving.admin.control import (
     handle_cache_reset,

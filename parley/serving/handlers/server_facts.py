@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from parley.dialects.dialect import Route
 from parley.dialects.facts import ModelCard, ServerInfo
+from parley.dialects.route import Route
 from parley.errors import NotFound, UnknownModel
 from parley.serving.handlers.visible_models import allowed_model
 from parley.serving.keys.scopes import check_key_name

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from parley.dialects.batch_job import BatchJob
-from parley.dialects.dialect import Answer, Reply, Route
 from parley.dialects.records import StreamReplay
+from parley.dialects.reply import Answer, Reply
+from parley.dialects.route import Route
 from parley.serving.answer_writer import follow_events
 from parley.serving.model_registry import ModelRegistry
 from parley.serving.records.background import BackgroundRuns

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from parley.dialects.admin_requests import DetokenizeRequest, TokenizeRequest, TokenizeResult
-from parley.dialects.dialect import Route, model_in_body
+from parley.dialects.route import Route, model_in_body
 from parley.errors import Invalid, NotFound
 from parley.serving.handlers.visible_models import allowed_model
 from parley.serving.keys.scopes import check_key_name

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from parley.dialects.dialect import Route
 from parley.dialects.facts import Endpoint
+from parley.dialects.route import Route
 from parley.serving.keys.scopes import check_key_name, may_use_model
 from parley.serving.model_registry import ModelRegistry
 from parley.serving.served_model import ServedModel

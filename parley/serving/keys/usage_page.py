@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from parley.dialects.dialect import Route
+from parley.dialects.route import Route
 from parley.errors import Invalid, NotFound, NotReady, excerpt
 from parley.serving.keys.usage_store import UsageStore, day_text
 from parley.serving.workers.daemon_thread import run_in_daemon_thread

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from parley.dialects.dialect import Route
+from parley.dialects.route import Route
 from parley.errors import Invalid, excerpt
 from parley.serving.keys.scopes import may_use_model
 from parley.serving.model_registry import ModelRegistry

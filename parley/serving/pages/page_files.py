@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parley.dialects.dialect import Route
+from parley.dialects.route import Route
 from parley.errors import NotFound, excerpt
 from parley.serving.model_registry import ModelRegistry
 from parley.ui import PAGE_HEADERS, PAGE_NAMES, page_files

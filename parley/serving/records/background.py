@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parley.dialects.dialect import Reply
 from parley.dialects.records import NO_RECORDS, RecordChange, TenantRecords
+from parley.dialects.reply import Reply
 from parley.dialects.sse import EVENT_END, split_events
 from parley.errors import EngineError, NotReady, ParleyError
 from parley.serving.generation import Generation

@@ -12,8 +12,8 @@ from typing import Protocol
 from starlette.types import Receive, Scope, Send
 
 from parley.dialects.batch_job import BatchJob
-from parley.dialects.dialect import Route
 from parley.dialects.records import TenantRecords
+from parley.dialects.route import Route
 from parley.errors import NotReady
 from parley.serving.records.batch_runner import BatchRun, BatchRunner
 from parley.serving.records.inner_sender import sender_of_tenant

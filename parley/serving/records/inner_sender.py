@@ -7,7 +7,7 @@ from typing import Any
 from starlette.types import ASGIApp, Scope
 
 from parley.dialects.batch_job import BATCH_HEADER, BatchJob, BatchRequest
-from parley.dialects.dialect import HeaderList
+from parley.dialects.reply import HeaderList
 from parley.serving.inherited_headers import inherited_headers
 from parley.serving.records.batch_log import ResumeInfo
 from parley.web.auth import TENANT_REFERENCE_KEY, TenantReference

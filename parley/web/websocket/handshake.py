@@ -11,7 +11,7 @@ import binascii
 import hashlib
 from collections.abc import Mapping
 
-from parley.dialects.dialect import HeaderList
+from parley.dialects.reply import HeaderList
 from parley.errors import BadRequest, UpgradeRequired
 
 UPGRADE_KEY = "parley.upgrade"  # scope key: the function that makes the connection a WebSocket, if its client offers it

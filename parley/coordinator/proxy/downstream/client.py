@@ -6,8 +6,8 @@ import re
 import time
 from typing import Protocol
 
-from parley.dialects.dialect import HeaderList
 from parley.dialects.records import InlinedRequest
+from parley.dialects.reply import HeaderList
 from parley.disagg.wire.handover import CONNECTION_HEADERS
 from parley.disagg.wire.headers import (
     COMMAND_HEADERS,

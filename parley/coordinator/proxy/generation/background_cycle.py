@@ -9,8 +9,8 @@ from dataclasses import replace
 from starlette.types import Message
 
 from parley.coordinator.proxy.downstream.client import DownstreamClient
-from parley.dialects.dialect import HeaderList
 from parley.dialects.records import InlinedRequest
+from parley.dialects.reply import HeaderList
 from parley.errors import EngineError, ParleyError, ServerStopping
 from parley.serving.records.background import KeptEvents
 from parley.web.http_cycle import CYCLE_KEY

@@ -22,9 +22,9 @@ from parley.coordinator.proxy.upstream.connections import InstanceConnections
 from parley.coordinator.routing.instance import ClusterInstance, least_loaded
 from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.policies import SchedulingRequest
-from parley.dialects.dialect import Reply
 from parley.dialects.mounts import BODY_FAULT
 from parley.dialects.records import InlinedRequest
+from parley.dialects.reply import Reply
 from parley.errors import ParleyError, ServerStopping
 from parley.serving.server_options import ServerOptions
 from parley.web.request_body import ClientGone

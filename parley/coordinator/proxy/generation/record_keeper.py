@@ -12,8 +12,10 @@ from parley.coordinator.proxy.generation.background_cycle import BackgroundCycle
 from parley.coordinator.proxy.paths import ApiPath
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.dialects.batch_job import BatchJob
-from parley.dialects.dialect import Answer, Reply, RequestContext, Route
 from parley.dialects.records import InlinedRequest, StreamReplay
+from parley.dialects.reply import Answer, Reply
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import Route
 from parley.errors import ParleyError
 from parley.serving.answer_writer import follow_events
 from parley.serving.handlers.stored_records import replay_stream

@@ -18,8 +18,9 @@ from parley.coordinator.proxy.upstream import forward
 from parley.coordinator.proxy.upstream.connections import InstanceConnections
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.dialects.admin_requests import AbortList, AbortRequest
-from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.records import INLINED_RECORDS, NO_RECORDS, TenantRecords
+from parley.dialects.reply import Reply
+from parley.dialects.request_context import RequestContext
 from parley.errors import ParleyError
 
 

@@ -13,8 +13,8 @@ from parley.coordinator.routing.instance import ClusterInstance, least_loaded
 from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.model_choice import ModelRequirement
 from parley.coordinator.routing.policies import SchedulingRequest
-from parley.dialects.dialect import Route, RouteKind
 from parley.dialects.mounts import known_spelling, names_any_model
+from parley.dialects.route import Route, RouteKind
 from parley.disagg.wire.prompt_hash import PromptHashes, hash_prompt
 
 # Answered from a model's files, whichever model it is; answers of other kinds for any model are about the server.

@@ -20,7 +20,9 @@ from parley.coordinator.proxy.upstream import forward
 from parley.coordinator.proxy.upstream.connections import InstanceConnections
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.policies import SchedulingRequest
-from parley.dialects.dialect import Reply, RequestContext, Route
+from parley.dialects.reply import Reply
+from parley.dialects.request_context import RequestContext
+from parley.dialects.route import Route
 from parley.disagg.wire.vouched_client import (
     COUNT_HEADER,
     ReservedTokens,

@@ -23,8 +23,8 @@ from parley.coordinator.proxy.downstream.client import NOT_FORWARDED
 from parley.coordinator.proxy.grpc.grpc_call import STREAM_FATAL_CODES, GrpcAnswerQueue, GrpcCycle, HeaderList
 from parley.coordinator.proxy.grpc.grpc_passthrough import CONNECTION_METADATA, GrpcPassthrough
 from parley.coordinator.routing.instance_table import InstanceTable
-from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
+from parley.dialects.request_context import RequestContext
 from parley.dialects.triton import control
 from parley.dialects.triton.calls import INFER_PATH, SERVICE_PATH, STREAM_PATH
 from parley.dialects.triton.rpc import control as methods

@@ -10,11 +10,12 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.error_answers import body_refusal_answer, mindie_error_answer, mindie_failure_text
 from parley.dialects.mindie.interfaces.request_names import header_request_id, request_name
 from parley.dialects.mindie.members.inputs import MAX_INPUT_IDS, PromptInput
+from parley.dialects.reply import Answer, Reply
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import encoded_event
 from parley.dialects.tgi.answer_parts import tgi_finish_reason
 from parley.errors import NoTokens, ParleyError

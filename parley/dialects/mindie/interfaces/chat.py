@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.mindie.api_rules import MindieRules
@@ -20,6 +19,7 @@ from parley.dialects.mindie.members import choices, constraints, messages, param
 from parley.dialects.mindie.refusal_wording import MINDIE_WORDING
 from parley.dialects.openai import tools
 from parley.dialects.openai.token_objects import finite_logprob
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import DATA_START, data_event
 from parley.types import ChoiceDelta, ChoiceDone, Event, OutputOptions, Request, TokenInfo, Usage
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import MAX_I32, Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.mindie.api_rules import MindieRules
@@ -17,6 +16,7 @@ from parley.dialects.mindie.members.inputs import PromptInput
 from parley.dialects.mindie.members.text_length import utf16_length
 from parley.dialects.mindie.refusal_wording import MINDIE_WORDING
 from parley.dialects.openai.completions import LogprobLists
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import data_event
 from parley.errors import Unsupported
 from parley.types import (

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ModelCard
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
@@ -17,6 +16,8 @@ from parley.dialects.mindie.interfaces.answers import MindieReply, elapsed_milli
 from parley.dialects.mindie.interfaces.request_names import request_name
 from parley.dialects.mindie.members.inputs import PromptInput
 from parley.dialects.mindie.members.parameters import ParameterValues
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import STREAM_DONE
 from parley.errors import ParleyError, UnknownModel
 from parley.types import ChoiceDone, StopConditions, TokenCost, TokenInfo, Usage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parley.dialects.dialect import RequestContext
+from parley.dialects.request_context import RequestContext
 
 
 def header_request_id(context: RequestContext) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.mindie.api_rules import MindieRules
@@ -13,6 +12,7 @@ from parley.dialects.mindie.interfaces.request_names import request_name
 from parley.dialects.mindie.interfaces.triton import DEFAULT_TOKENS, read_label
 from parley.dialects.mindie.members import inputs, parameters
 from parley.dialects.mindie.refusal_wording import MINDIE_WORDING
+from parley.dialects.request_context import RequestContext
 from parley.errors import BadRequest
 from parley.types import OutputOptions, Request, StopConditions, TokensPrompt, Usage
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces.answers import SingleChoiceReply, StreamPiece, shared_request_members
 from parley.dialects.mindie.members import constraints, inputs, parameters
 from parley.dialects.mindie.refusal_wording import NO_PROMPT_MESSAGE, MindieErrorWording
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import data_event
 from parley.types import OutputOptions, Request, StopConditions, TokenInfo, Usage
 

@@ -11,7 +11,6 @@ import re
 from typing import Any
 
 from parley.dialects.admin_requests import AbortRequest
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.mindie.api_rules import MindieRules
@@ -26,6 +25,8 @@ from parley.dialects.mindie.interfaces.answers import (
 from parley.dialects.mindie.interfaces.request_names import request_name
 from parley.dialects.mindie.members import constraints, inputs, parameters
 from parley.dialects.mindie.refusal_wording import MINDIE_WORDING, MindieErrorWording
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.types import OutputOptions, Request, StopConditions, Usage
 
 LABEL_PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,256}")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.interfaces.answers import MindieReply, shared_request_members
 from parley.dialects.mindie.members import choices, constraints, inputs, parameters
 from parley.dialects.mindie.refusal_wording import NO_PROMPT_MESSAGE, MindieErrorWording
+from parley.dialects.request_context import RequestContext
 from parley.types import ChoiceDelta, ChoiceDone, Event, OutputOptions, Request, StopConditions, Usage
 
 VLLM_WORDING = MindieErrorWording(NO_PROMPT_MESSAGE)

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.media import check_media_counts, interleave_parts
 from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.members.media import URL_KINDS, MediaPartReader
 from parley.dialects.mindie.members.text_length import utf16_length
+from parley.dialects.request_context import RequestContext
 from parley.errors import BadRequest
 from parley.types import Media, MediaKind, TextPrompt
 

@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import MAX_DEPTH, MAX_I32, Fields, is_shallow
 from parley.dialects.media import check_media_counts, interleave_parts
 from parley.dialects.mindie.api_rules import MindieRules
@@ -18,6 +17,7 @@ from parley.dialects.mindie.members.inputs import PromptInput
 from parley.dialects.mindie.members.text_length import utf16_length
 from parley.dialects.mindie.refusal_wording import MINDIE_WORDING, parameter_value_error
 from parley.dialects.openai.messages import RESERVED_OPTIONS
+from parley.dialects.request_context import RequestContext
 from parley.errors import Unsupported
 from parley.types import ChatPrompt, MediaKind, Message, PlacedMedia, ToolCall
 

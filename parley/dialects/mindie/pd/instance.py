@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from parley.dialects.dialect import Answer, Route
 from parley.dialects.instance_plane import InstancePlane
 from parley.dialects.mindie.error_answers import mindie_json_error_answer
 from parley.dialects.mindie.management_ports import stopped_answer
 from parley.dialects.mindie.pd import recompute
+from parley.dialects.reply import Answer
+from parley.dialects.route import Route
 from parley.errors import CommandRefused
 
 ERROR_TYPES = {401: "Unauthorized", 422: "Input Validation Error", 503: "Service Unavailable"}

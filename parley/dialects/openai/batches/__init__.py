@@ -6,10 +6,10 @@ files, one for those that succeeded.
 
 from __future__ import annotations
 
-from parley.dialects.dialect import QuerySchemas, Route
 from parley.dialects.openai import object_lists
 from parley.dialects.openai import uploaded_files as files
 from parley.dialects.openai.batches import batch, batch_routes
+from parley.dialects.route import QuerySchemas, Route
 
 ID_SCHEMA = {"type": "string", "minLength": 1, "maxLength": object_lists.MAX_ID}
 FILES_QUERY: QuerySchemas = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from parley.dialects.batch_job import has_lost_server, waits_for_server
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import decode_fields
 from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.openai import object_lists
@@ -22,6 +21,8 @@ from parley.dialects.openai.batches.batch import (
 from parley.dialects.openai.batches.batch_input import ENDPOINTS
 from parley.dialects.openai.metadata import read_metadata
 from parley.dialects.openai.uploaded_files import find_file, read_expiry
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.errors import BadRequest, Invalid, ObjectConflict, UnknownRecord, Unsupported, excerpt
 
 __all__ = ["BATCHES_PATH", "cancel_batch", "create_batch", "list_batches", "read_batch"]

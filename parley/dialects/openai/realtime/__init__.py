@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parley.dialects.dialect import Route
 from parley.dialects.openai.realtime.session import RealtimeSession
+from parley.dialects.route import Route
 
 ROUTES = (Route("GET", "/v1/realtime", "socket", reader=RealtimeSession),)

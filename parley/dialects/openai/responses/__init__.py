@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from parley.dialects.dialect import QuerySchemas, Route, model_in_body
 from parley.dialects.openai import object_lists
 from parley.dialects.openai.responses import compact, inlined_request, reply, stored_routes
 from parley.dialects.openai.responses.response_rules import LENIENT, STRICT, ResponsesRules
 from parley.dialects.openai.responses.socket_session import ResponsesSession
+from parley.dialects.route import QuerySchemas, Route, model_in_body
 
 
 def generating_routes(rules: ResponsesRules) -> Sequence[Route]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import RequestContext, UnstreamedReply
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.labels import MAX_LABEL
@@ -18,6 +17,8 @@ from parley.dialects.openai.responses import members
 from parley.dialects.openai.responses.reply import read_response_input
 from parley.dialects.openai.responses.response_object import usage_object
 from parley.dialects.openai.responses.response_rules import LENIENT, ResponsesRules
+from parley.dialects.reply import UnstreamedReply
+from parley.dialects.request_context import RequestContext
 from parley.types import ChoiceDelta, Event, Message, Request, StopConditions, Usage
 
 SUMMARY_REQUEST = (

@@ -7,13 +7,13 @@ import binascii
 from typing import Any
 
 from parley.dialects import media
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.file_types import guess_media_type, is_text_type
 from parley.dialects.media import InterleavedText
 from parley.dialects.openai.media_parts import MediaReader
 from parley.dialects.openai.responses.response_rules import ResponsesRules, unserved_error
 from parley.dialects.openai.uploaded_files import with_uploaded_file
+from parley.dialects.request_context import RequestContext
 from parley.errors import BadMedia, Unsupported
 from parley.types import EncodedMedia, Media, MediaKind
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.responses import items, members, stored
@@ -21,6 +20,7 @@ from parley.dialects.openai.responses.content import inline_uploaded_files
 from parley.dialects.openai.responses.events import EventStream
 from parley.dialects.openai.responses.stored import StoredResponse
 from parley.dialects.records import InlinedRequest
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import split_events
 from parley.errors import NotReady, ParleyError
 

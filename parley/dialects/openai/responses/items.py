@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.media import InterleavedText, check_media_counts
 from parley.dialects.openai.custom_tools import custom_arguments
@@ -22,6 +21,7 @@ from parley.dialects.openai.responses.client_tools import TOOL_SEARCH
 from parley.dialects.openai.responses.content import ContentReader
 from parley.dialects.openai.responses.response_rules import ResponsesRules, conversation_error, unserved_error
 from parley.dialects.openai.tools import MAX_TOOLS
+from parley.dialects.request_context import RequestContext
 from parley.errors import BadRequest, Invalid, UnknownRecord, excerpt
 from parley.types import Message, PlacedMedia, ToolCall
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai import strict_mode
 from parley.dialects.openai.common_members import read_identifier
@@ -14,6 +13,7 @@ from parley.dialects.openai.labels import MAX_LABEL, VERBOSITIES, read_labels
 from parley.dialects.openai.messages import EFFORTS
 from parley.dialects.openai.responses.response_rules import ResponsesRules, refuse_member, unserved_error
 from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_ALTERNATIVES
 from parley.errors import Invalid, Unsupported
 from parley.types import Grammar

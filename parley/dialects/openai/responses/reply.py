@@ -10,7 +10,6 @@ import msgspec
 
 from parley.dialects import output_constraints, sampling_members
 from parley.dialects.admin_requests import TokenizeRequest, TokenizeResult
-from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import vllm_members
@@ -30,6 +29,8 @@ from parley.dialects.openai.responses.open_item import ItemStatus
 from parley.dialects.openai.responses.output import OutputItems
 from parley.dialects.openai.responses.response_object import ResponseObject, ResponseStatus
 from parley.dialects.openai.responses.response_rules import LENIENT, ResponsesRules
+from parley.dialects.reply import Reply
+from parley.dialects.request_context import RequestContext
 from parley.errors import NotReady, ParleyError
 from parley.types import ChatPrompt, ChoiceDelta, ChoiceDone, Event, OutputOptions, PromptAccepted, Request, Usage
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import RequestContext
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.responses.items import unknown_item_error
 from parley.dialects.openai.responses.members import StorageMembers
 from parley.dialects.records import SILENT_SECONDS, TenantRecords
+from parley.dialects.request_context import RequestContext
 from parley.errors import Invalid, UnknownRecord, excerpt
 
 Item = dict[str, Any]

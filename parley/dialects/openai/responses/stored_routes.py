@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import json_answer
 from parley.dialects.openai import object_lists
@@ -14,6 +13,8 @@ from parley.dialects.openai.responses.items import read_item_type
 from parley.dialects.openai.responses.response_rules import LENIENT
 from parley.dialects.openai.responses.stored import Item, StoredConversation
 from parley.dialects.records import StreamReplay
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.errors import BadRequest, UnknownRecord, Unsupported, excerpt
 
 MAX_ADDED_ITEMS = 20

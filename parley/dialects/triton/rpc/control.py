@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ServerFacts
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.dialects.triton import control
 from parley.dialects.triton.rpc.messages import (
     HEALTH_SCHEMA,

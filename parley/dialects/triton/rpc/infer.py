@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parley.dialects.dialect import RequestContext
+from parley.dialects.request_context import RequestContext
 from parley.dialects.triton import infer, versions
 from parley.dialects.triton.error_answers import quote_name
 from parley.dialects.triton.infer import DATATYPES, OutputForm

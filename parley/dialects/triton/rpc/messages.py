@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from google.protobuf.json_format import ParseDict
 
-from parley.dialects.dialect import Answer
+from parley.dialects.reply import Answer
 from parley.dialects.triton.rpc.schema import ProtoSchema
 from parley.errors import ParleyError
 

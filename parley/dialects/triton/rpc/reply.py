@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import msgspec
 from google.protobuf.message import DecodeError
 
-from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.facts import ServerFacts
+from parley.dialects.reply import Answer, Reply
+from parley.dialects.request_context import RequestContext
 from parley.dialects.triton.error_answers import UnreadableInput, triton_error_answer
 from parley.dialects.triton.rpc import control, infer
 from parley.dialects.triton.rpc.frames import grpc_failure_frame, message_frame

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from parley.dialects import vectors
-from parley.dialects.dialect import Answer, RequestContext, UnstreamedReply
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import vllm_members
 from parley.dialects.openai.embeddings import read_inputs
+from parley.dialects.reply import Answer, UnstreamedReply
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.pooling import embeddings
 from parley.dialects.vllm.token_usage import embedding_usage

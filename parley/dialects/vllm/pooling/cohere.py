@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from parley.dialects import vectors
-from parley.dialects.dialect import Answer, RequestContext, UnstreamedReply
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.media import InterleavedText
@@ -22,6 +21,8 @@ from parley.dialects.openai.embeddings import MAX_DIMENSIONS, MAX_EMBEDDING_INPU
 from parley.dialects.openai.media_parts import MediaReader, media_reader
 from parley.dialects.openai.messages import MAX_CONTENT_PARTS
 from parley.dialects.openai.prompts import MAX_PROMPT_SIZE
+from parley.dialects.reply import Answer, UnstreamedReply
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.dialects.vllm.pooling.content_parts import read_content_parts

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai import embeddings
 from parley.dialects.openai.common_members import MAX_TOKENS, unsupported_member_error
 from parley.dialects.openai.reading_rules import ReadingRules
+from parley.dialects.reply import Answer
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.refusal_wording import parameter_error
 from parley.dialects.vllm.token_usage import embedding_usage

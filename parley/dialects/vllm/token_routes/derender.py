@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import AnswerRenderer, RequestContext
 from parley.dialects.fields import Fields, is_shallow
 from parley.dialects.openai.common_members import MAX_TOKENS
+from parley.dialects.render_reply import AnswerRenderer
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_CHOICES_PER_PROMPT, MAX_LISTED_IDS, MAX_TOKEN_ID
 from parley.dialects.vllm.chat import VllmChatReply
 from parley.dialects.vllm.completions import VllmCompletionReply

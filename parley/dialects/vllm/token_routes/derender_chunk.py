@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from parley.dialects.dialect import ChunkRenderer, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.common_members import MAX_TOKENS
+from parley.dialects.render_reply import ChunkRenderer
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_CHOICES_PER_PROMPT, MAX_LISTED_IDS, MAX_TOKEN_ID
 from parley.dialects.sse import read_event_data, split_events
 from parley.dialects.vllm.chat import VllmChatReply

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parley.dialects.dialect import RequestContext
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.token_routes.derender import ChatDerendering, CompletionDerendering
 from parley.dialects.vllm.token_routes.derender_chunk import ChatChunkDerendering, CompletionChunkDerendering

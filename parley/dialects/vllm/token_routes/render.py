@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from parley.dialects.anthropic.api_rules import LENIENT_ANTHROPIC_RULES
-from parley.dialects.dialect import PromptRenderer, RenderedPrompt, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import vllm_members
 from parley.dialects.openai.common_members import unsupported_member_error
+from parley.dialects.render_reply import PromptRenderer, RenderedPrompt
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.chat import VllmChatReply
 from parley.dialects.vllm.completions import VllmCompletionReply

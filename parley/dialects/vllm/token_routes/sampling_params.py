@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from parley.dialects import output_constraints, sampling_members
-from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai import vllm_members
 from parley.dialects.openai.common_members import (
@@ -23,6 +22,7 @@ from parley.dialects.openai.common_members import (
     read_stream_interval,
     unsupported_member_error,
 )
+from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.refusal_wording import parameter_error
 from parley.errors import BadRequest, Invalid

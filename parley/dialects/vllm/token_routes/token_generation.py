@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 import msgspec
 
 from parley.dialects.admin_requests import AbortList
-from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import vllm_members
 from parley.dialects.openai.common_members import unsupported_member_error
 from parley.dialects.openai.token_objects import FINISH_REASONS, finite_logprob, prompt_logprob_maps
+from parley.dialects.reply import Answer, Reply
+from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_CHOICES_PER_PROMPT, MAX_LISTED_IDS, MAX_TOKEN_ID, read_bad_words
 from parley.dialects.sse import STREAM_DONE, data_event
 from parley.dialects.vllm import requests
