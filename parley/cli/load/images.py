@@ -27,5 +27,5 @@ def _encode_chunk(name: bytes, data: bytes) -> bytes:
 
 def add_random_images(text: str, count: int, side: int, random_: random.Random) -> list[dict[str, Any]]:
     """Return a message's content: ``count`` images of ``side`` pixels in width and height, then a text."""
-    pictures = [media_part(random_png(side, side, random_)) for _ in range(count)]
-    return [*pictures, {"type": "text", "text": text}]
+    images = [media_part(random_png(side, side, random_)) for _ in range(count)]
+    return [*images, {"type": "text", "text": text}]

@@ -89,8 +89,8 @@ def random_prompts(pool: TokenPool, config: ResolvedOptions, api: BenchApi, coun
     ]
     if not config["images"]:
         return prompts
-    picture_seeds = [seed if config["same-images"] else f"{seed} {number}" for number in range(count)]
+    image_seeds = [seed if config["same-images"] else f"{seed} {number}" for number in range(count)]
     return [
-        add_random_images(str(prompt), config["images"], config["image-size"], random.Random(picture_seed))
-        for prompt, picture_seed in zip(prompts, picture_seeds, strict=True)
+        add_random_images(str(prompt), config["images"], config["image-size"], random.Random(image_seed))
+        for prompt, image_seed in zip(prompts, image_seeds, strict=True)
     ]

@@ -107,7 +107,7 @@ def _convert_to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16 bits; Pillow would cut the values off at 255
         image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
     elif image.has_transparency_data:
-        picture = image.convert("RGBA")
-        image = Image.new("RGBA", picture.size, "white")
-        image.alpha_composite(picture)
+        transparent = image.convert("RGBA")
+        image = Image.new("RGBA", transparent.size, "white")
+        image.alpha_composite(transparent)
     return image.convert("RGB")

@@ -65,11 +65,11 @@ def decode_video(data: bytes, choose_frames: FrameChooser, limits: DecodingLimit
         )  # of a short video, some more than once
         _check_frame_count(len(frame_numbers), limits)
         decoder.fit_memory(len(frame_numbers))
-        pictures = dict(decoder.decode_frames(sorted(set(frame_numbers))))
-    indices = [index for index in frame_numbers if index in pictures]
+        images = dict(decoder.decode_frames(sorted(set(frame_numbers))))
+    indices = [index for index in frame_numbers if index in images]
     if not indices:
         raise damaged_media()
-    return DecodedVideo(np.stack([pictures[index] for index in indices]), indices, clock)
+    return DecodedVideo(np.stack([images[index] for index in indices]), indices, clock)
 
 
 def decode_frames(text: str, frame_rate: float | None, limits: DecodingLimits) -> DecodedVideo:
@@ -204,10 +204,10 @@ class _FrameDecoder:
     def _convert_frame(self, frame: av.VideoFrame) -> NDArray[np.uint8]:
         _check_frame_size(frame.width, frame.height, self._limits)
         width, height = self._size
-        picture = np.asarray(frame.to_ndarray(format="rgb24", width=width, height=height), np.uint8)
-        return _turn_upright(picture, frame.rotation)
+        image = np.asarray(frame.to_ndarray(format="rgb24", width=width, height=height), np.uint8)
+        return _turn_upright(image, frame.rotation)
 
 
-def _turn_upright(picture: NDArray[np.uint8], degrees: int) -> NDArray[np.uint8]:
+def _turn_upright(image: NDArray[np.uint8], degrees: int) -> NDArray[np.uint8]:
     """Turn a frame by the rotation that the file gives. ``degrees``: counter-clockwise."""
-    return np.ascontiguousarray(np.rot90(picture, round(degrees / 90) % 4))
+    return np.ascontiguousarray(np.rot90(image, round(degrees / 90) % 4))

@@ -102,8 +102,8 @@ class CohereReply(UnstreamedReply):
             part_type = part.string("type", None, allowed=tuple(CONTENT_MEMBERS))
             if part_type is None:
                 raise part.missing_member("type")
-            picture = part.object("image_url") if part_type == "image_url" else None
-            if not (part.has_value("text") if part_type == "text" else picture and picture.raw_value("url")):
+            image = part.object("image_url") if part_type == "image_url" else None
+            if not (part.has_value("text") if part_type == "text" else image and image.raw_value("url")):
                 raise self.content_error(item.member_path(f"content[{index}]"), part, part_type)
         content = read_content_parts(parts, reader)
         if not content.text and not content.media:

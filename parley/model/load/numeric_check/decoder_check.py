@@ -27,7 +27,7 @@ PROBE_TOKENS = 24  # tokens in the numeric check
 PROBE_OUTPUTS = 4096  # vocabulary entries with compared logits
 # Parameters; the check runs all layers of models up to this size, else the first and the last.
 FULL_CHECK_PARAMETERS = 50_000_000
-PROBE_PICTURE = MediaItem("image", b"", 7, 12, [EmbeddingRun(0, 12, (2, 3, 2))])
+PROBE_IMAGE = MediaItem("image", b"", 7, 12, [EmbeddingRun(0, 12, (2, 3, 2))])
 # Relative error (L2) of the logits.
 DECODER_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06, torch.float16: 0.02}
 
@@ -44,7 +44,7 @@ def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantizatio
         layers = sorted(checked_layers.union(i for i in sources if i is not None))
     token_ids = torch.linspace(0, config.vocab_size - 1, PROBE_TOKENS).long()
     outputs = torch.linspace(0, config.vocab_size - 1, min(config.vocab_size, PROBE_OUTPUTS)).long()
-    reference = ReferenceDecoder(checkpoint, config, quantization, _picture_positions())
+    reference = ReferenceDecoder(checkpoint, config, quantization, _image_positions())
     expected = reference.compute_logits(token_ids, outputs, layers)
 
     selected = decoder.select_layers(layers, config)
@@ -57,7 +57,7 @@ def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantizatio
         token_ids.to(device), positions, positions, [Span(0, PROBE_TOKENS, PROBE_TOKENS, list(range(count)))]
     )
     if config.rope.mrope_section:
-        batch.rope_positions = _picture_positions().to(device)
+        batch.rope_positions = _image_positions().to(device)
     actual = selected.compute_logits(selected.compute_hidden(batch, pages)[-1:])[:, outputs.to(device)].cpu()
     return relative_error(actual, expected)
 
@@ -82,6 +82,6 @@ def _choose_everything(config: DecoderConfig) -> DecoderConfig:
     return replace(config, layers=tuple(map(choose_all, config.layers)), indexer=indexer)
 
 
-def _picture_positions() -> torch.Tensor:
+def _image_positions() -> torch.Tensor:
     """Return the positions of the tokens on three axes if some of them are an image's: int64 [3, PROBE_TOKENS]."""
-    return torch.tensor(RopePositions([PROBE_PICTURE], PROBE_TOKENS).axes(0, PROBE_TOKENS))
+    return torch.tensor(RopePositions([PROBE_IMAGE], PROBE_TOKENS).axes(0, PROBE_TOKENS))

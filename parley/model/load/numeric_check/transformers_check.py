@@ -32,14 +32,14 @@ from parley.types import EmbeddingRun, MediaItem
 SEQUENCE_LENGTHS = (26, 23)  # tokens of the two sequences
 PROBE_STEPS = (((0, 9),), ((0, 1), (1, 17)), ((1, 1), (0, 16)), ((1, 5),))  # per step: (sequence, tokens)
 NARROW_WINDOW = 8
-PICTURE_STARTS = (11, 4)  # of the image in each sequence; no step ends within it, where tokens see later ones
-PICTURE_GRID = (1, 3, 4)
-PICTURE_TOKENS = 12
+IMAGE_STARTS = (11, 4)  # of the image in each sequence; no step ends within it, where tokens see later ones
+IMAGE_GRID = (1, 3, 4)
+IMAGE_TOKENS = 12
 DEEP_LAYERS = 2
 
 
 @dataclass
-class ProbePicture:
+class ProbeImage:
     """A random image in a sequence of T tokens. ``is_media`` bool [T]: which of them belong to it.
 
     ``rows`` and each of ``deepstack`` [T, hidden] hold its embeddings at its tokens. ``rope_positions`` int64 [3, T]
@@ -58,7 +58,7 @@ class ProbeSequence:
     """The token ids of a sequence, int64 [T], and its image."""
 
     ids: torch.Tensor
-    picture: ProbePicture | None = None
+    image: ProbeImage | None = None
 
 
 def body_of(model: PreTrainedModel) -> PreTrainedModel:
@@ -88,17 +88,17 @@ def transformers_deviation(network: DecoderNetwork, model: PreTrainedModel, fami
     with _narrow_windows(model):
         deviation = _median_error(network, model, sequences)
         if family is not None:
-            for sequence, start in zip(sequences, PICTURE_STARTS, strict=True):
-                sequence.picture = _random_picture(model, family, sequence.ids, start)
+            for sequence, start in zip(sequences, IMAGE_STARTS, strict=True):
+                sequence.image = _random_image(model, family, sequence.ids, start)
                 if "image" in family.placeholder_ids:  # ERNIE 4.5 VL has experts of its own for them
-                    sequence.ids = sequence.ids.masked_fill(sequence.picture.is_media, family.placeholder_ids["image"])
+                    sequence.ids = sequence.ids.masked_fill(sequence.image.is_media, family.placeholder_ids["image"])
             deviation = max(deviation, _median_error(network, model, sequences))
     return deviation
 
 
-def _random_picture(model: PreTrainedModel, family: MediaFamily, ids: torch.Tensor, start: int) -> ProbePicture:
+def _random_image(model: PreTrainedModel, family: MediaFamily, ids: torch.Tensor, start: int) -> ProbeImage:
     """Return an image whose tokens begin at ``start``. Its embeddings vary as much as those of tokens."""
-    embeddings, count, end = model.get_input_embeddings()(ids), len(ids), start + PICTURE_TOKENS
+    embeddings, count, end = model.get_input_embeddings()(ids), len(ids), start + IMAGE_TOKENS
     generator = torch.Generator().manual_seed(start)
     rows = [
         (torch.randn(embeddings.shape, generator=generator) * embeddings.std().item()).to(embeddings)
@@ -106,15 +106,15 @@ def _random_picture(model: PreTrainedModel, family: MediaFamily, ids: torch.Tens
     ]
     rope_positions = visible_ends = None
     if family.has_rope_grids:
-        run = EmbeddingRun(0, PICTURE_TOKENS, PICTURE_GRID, is_numbered=family.numbers_grids)
-        item = MediaItem("image", b"", start, PICTURE_TOKENS, [run])
+        run = EmbeddingRun(0, IMAGE_TOKENS, IMAGE_GRID, is_numbered=family.numbers_grids)
+        item = MediaItem("image", b"", start, IMAGE_TOKENS, [run])
         rope_positions = torch.tensor(RopePositions([item], count).axes(0, count), device=ids.device)
     if family.sees_both_ways:
         visible_ends = torch.arange(1, count + 1, device=ids.device)
         visible_ends[start:end] = end
     is_media = torch.zeros(count, dtype=torch.bool, device=ids.device)
     is_media[start:end] = True
-    return ProbePicture(is_media, rows[0], rows[1:], rope_positions, visible_ends)
+    return ProbeImage(is_media, rows[0], rows[1:], rope_positions, visible_ends)
 
 
 def _deep_layer_count(model: PreTrainedModel) -> int:
@@ -146,31 +146,31 @@ def _transformers_logits(
     try:
         return [
             model(input_ids=sequence.ids[None], use_cache=False).logits[0].float()
-            if sequence.picture is None
-            else _logits_with_picture(network, model, sequence.ids, sequence.picture)
+            if sequence.image is None
+            else _logits_with_image(network, model, sequence.ids, sequence.image)
             for sequence in sequences
         ]
     finally:
         decoder.set_attn_implementation(implementation)
 
 
-def _logits_with_picture(
-    network: DecoderNetwork, model: PreTrainedModel, ids: torch.Tensor, picture: ProbePicture
+def _logits_with_image(
+    network: DecoderNetwork, model: PreTrainedModel, ids: torch.Tensor, image: ProbeImage
 ) -> torch.Tensor:
     """Return the logits of Transformers for a sequence with an image.
 
     The whole model builds the masks for tokens that see later ones; its decoder takes everything else as arguments.
     """
-    known_ids = ids.masked_fill(picture.is_media, 0)  # placeholders may lie beyond the table
-    embeddings = torch.where(picture.is_media[:, None], picture.rows, model.get_input_embeddings()(known_ids))
+    known_ids = ids.masked_fill(image.is_media, 0)  # placeholders may lie beyond the table
+    embeddings = torch.where(image.is_media[:, None], image.rows, model.get_input_embeddings()(known_ids))
     inputs: dict[str, Any] = {"inputs_embeds": embeddings[None], "use_cache": False}
-    is_media = picture.is_media[None]
-    if picture.visible_ends is not None:
+    is_media = image.is_media[None]
+    if image.visible_ends is not None:
         logits: torch.Tensor = model(**inputs, token_type_ids=is_media.long()).logits[0].float()
         return logits
-    if picture.rope_positions is not None:
-        inputs["position_ids"] = picture.rope_positions[:, None]
-    rows = [features[picture.is_media] for features in picture.deepstack]
+    if image.rope_positions is not None:
+        inputs["position_ids"] = image.rope_positions[:, None]
+    rows = [features[image.is_media] for features in image.deepstack]
     if model.config.model_type == "granite4_vision":
         by_layer = dict(zip(granite4_layers(model.config), rows, strict=True))
         inputs |= {"vision_mask": is_media[..., None], "deepstack_features": by_layer}
@@ -200,32 +200,30 @@ def _paged_logits(network: DecoderNetwork, sequences: list[ProbeSequence], dtype
             computed[number] = end
         slots = [at + tables[number][0] * PAGE_SIZE for at, (number, _) in zip(positions, step, strict=True)]
         batch = PackedBatch(torch.cat(ids), torch.cat(positions), torch.cat(slots), spans)
-        pictures = [sequences[number].picture for number, _ in step]
-        _add_pictures(
-            batch, [(picture, at) for picture, at in zip(pictures, positions, strict=True) if picture is not None]
-        )
+        images = [sequences[number].image for number, _ in step]
+        _add_images(batch, [(image, at) for image, at in zip(images, positions, strict=True) if image is not None])
         rows = network.compute_logits(network.compute_hidden(batch, pages))
         for (number, _), part in zip(step, rows.split([count for _, count in step]), strict=True):
             logits[number].append(part)
     return [torch.cat(parts) for parts in logits]
 
 
-def _add_pictures(batch: PackedBatch, parts: list[tuple[ProbePicture, torch.Tensor]]) -> None:
+def _add_images(batch: PackedBatch, parts: list[tuple[ProbeImage, torch.Tensor]]) -> None:
     """Set the fields of media in a batch. ``parts``: the image of each sequence, and the positions to compute."""
     if not parts:
         return
-    tokens = torch.cat([picture.is_media[at] for picture, at in parts]).nonzero()[:, 0]
+    tokens = torch.cat([image.is_media[at] for image, at in parts]).nonzero()[:, 0]
     layers = [
         torch.cat(rows)
         for rows in zip(
-            *([features[at] for features in (picture.rows, *picture.deepstack)] for picture, at in parts), strict=True
+            *([features[at] for features in (image.rows, *image.deepstack)] for image, at in parts), strict=True
         )
     ]
     if len(tokens):
         batch.media = MediaRows(tokens, layers[0][tokens], [rows[tokens] for rows in layers[1:]])
-    axes = [picture.rope_positions[:, at] for picture, at in parts if picture.rope_positions is not None]
+    axes = [image.rope_positions[:, at] for image, at in parts if image.rope_positions is not None]
     batch.rope_positions = torch.cat(axes, 1) if axes else None
-    ends = [picture.visible_ends[at] for picture, at in parts if picture.visible_ends is not None]
+    ends = [image.visible_ends[at] for image, at in parts if image.visible_ends is not None]
     batch.visible_ends = torch.cat(ends) if ends else None
 
 
