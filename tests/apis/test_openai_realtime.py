@@ -444,3 +444,22 @@ async def test_records_end_with_their_connection(serve):
     client.connection.close()
     await server.until(lambda: store._total_size == 0)
     assert json.dumps(store._names) == "{}"
+
+
+async def test_routes_of_other_transports_name_the_websocket(serve):
+    server = await serve()
+    for path, subject in (
+        ("/v1/realtime/client_secrets", "Client secrets"),
+        ("/openai/v1/realtime/client_secrets", "Client secrets"),
+        ("/v1/realtime/transcription_sessions", "Client secrets"),
+        ("/v1/realtime/calls", "Calls over WebRTC and SIP"),
+        ("/v1/realtime/calls/rtc_1/accept", "Calls over WebRTC and SIP"),
+    ):
+        refused = await server.post(path, {"session": {"type": "realtime"}})
+        sentence = f"{subject} are not available on this server: open a WebSocket at /v1/realtime"
+        assert refused.status == 400 and refused.error["message"].startswith(sentence), path
+        assert refused.error["type"] == "invalid_request_error" and refused.error["param"] is None
+    api = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0)
+    async with api:
+        with pytest.raises(openai.BadRequestError, match="WebSocket at /v1/realtime"):
+            await api.realtime.calls.create(sdp="v=0")
