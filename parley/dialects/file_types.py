@@ -1,14 +1,14 @@
-"""The media types of files by the ends of their names, and which of them are texts."""
+"""The media types of files by the extensions of their names, and which of these types are texts."""
 
 from __future__ import annotations
 
 import mimetypes
 from pathlib import PurePosixPath
 
-# The ends of names for each type. Python knows some only where the host has a table of them, and others as a type that
-# is no text, such as that of video for .ts. OpenAI lists these as texts:
+# The extensions of each type. Python knows some only where the host has a table, and gives others a type that is
+# not text: that of a video for .ts. OpenAI lists these as texts:
 # https://developers.openai.com/api/docs/guides/file-inputs
-_ENDS = {
+_EXTENSIONS = {
     "application/json": ".json .ipynb",
     "application/json5": ".json5",
     "application/toml": ".toml",
@@ -68,7 +68,9 @@ _ENDS = {
     "text/yaml": ".yaml .yml",
     "video/x-matroska": ".mkv",
 }
-COMMON_TYPES = {end: media_type for media_type, ends in _ENDS.items() for end in ends.split()}
+COMMON_TYPES = {
+    extension: media_type for media_type, extensions in _EXTENSIONS.items() for extension in extensions.split()
+}
 TEXT_TYPES = frozenset(  # besides those of text/
     ("application/csv", "application/graphql", "application/javascript", "application/json", "application/json5",
      "application/sql", "application/toml", "application/typescript", "application/x-awk", "application/x-bash",
@@ -82,7 +84,7 @@ TEXT_SUFFIXES = ("+json", "+xml", "+yaml")
 
 
 def guess_media_type(filename: str) -> str:
-    """Return the media type that the end of a file's name says; "" if it says none."""
+    """Return the media type of a file by the extension of its name; "" if the extension says none."""
     return COMMON_TYPES.get(PurePosixPath(filename).suffix.lower()) or mimetypes.guess_type(filename)[0] or ""
 
 
