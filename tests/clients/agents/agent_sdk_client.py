@@ -4,9 +4,8 @@ Arguments: those of every client, which it does not need.
 """
 
 import asyncio
-import json
 import os
-import subprocess
+import runpy
 import sys
 import tempfile
 from pathlib import Path
@@ -15,7 +14,7 @@ from claude_agent_sdk import ClaudeAgentOptions, ClaudeSDKClient, ResultMessage,
 
 NOTE = "The harbour opens at seven."
 ANSWER = "The file was read, and it ends here."
-SOURCE = Path(os.environ["CLIENTS_SOURCE"])
+SCRIPTED = runpy.run_path(os.environ["CLIENTS_SOURCE"] + "/scripted_model.py")
 
 
 async def check_agent(options: ClaudeAgentOptions) -> None:
@@ -35,18 +34,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "note.txt"
         file.write_text(f"{NOTE}\n")
-        call = json.dumps({"name": "Read", "arguments": {"file_path": str(file)}})
-        script = json.dumps([[NOTE, ANSWER], ["", f"<tool_call>\n{call}\n</tool_call>"]])
-        server = subprocess.Popen(
-            [os.environ["SERVER_PYTHON"], str(SOURCE / "scripted_server.py"), script],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(SOURCE.parent), str(SOURCE.parents[1])))},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert server.stdout
+        script = [(NOTE, ANSWER), ("", SCRIPTED["tool_call"]("Read", file_path=str(file)))]
+        with SCRIPTED["serve_script"](script) as url:
             environment = {
-                "ANTHROPIC_BASE_URL": f"http://127.0.0.1:{int(server.stdout.readline())}",
+                "ANTHROPIC_BASE_URL": url,
                 "ANTHROPIC_AUTH_TOKEN": "none",
                 "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
                 "DISABLE_AUTOUPDATER": "1",
@@ -61,9 +52,6 @@ def main() -> None:
                 max_turns=4,
             )
             asyncio.run(check_agent(options))
-        finally:
-            server.kill()
-            server.wait()
 
 
 if __name__ == "__main__":

@@ -3,16 +3,14 @@
 Arguments: those of every client, which it does not need.
 """
 
-import json
 import os
-import subprocess
+import runpy
 import sys
-from pathlib import Path
 
 from anthropic import Anthropic
 from anthropic.tools.computer import BetaAbstractComputerToolset20260801
 
-SOURCE = Path(os.environ["CLIENTS_SOURCE"])
+SCRIPTED = runpy.run_path(os.environ["CLIENTS_SOURCE"] + "/scripted_model.py")
 done: list[tuple[str, object]] = []
 
 
@@ -24,12 +22,8 @@ class Screen(BetaAbstractComputerToolset20260801):
         done.append(("wait", action.duration))
 
 
-def tool_call(name: str, **arguments: object) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def check_toolset(port: int) -> None:
-    client = Anthropic(base_url=f"http://127.0.0.1:{port}", api_key="none", max_retries=0)
+def check_toolset(url: str) -> None:
+    client = Anthropic(base_url=url, api_key="none", max_retries=0)
     for streams in (False, True):
         runner = client.beta.messages.tool_runner(
             model="scripted",
@@ -46,20 +40,11 @@ def check_toolset(port: int) -> None:
 
 
 def main() -> None:
+    tool_call = SCRIPTED["tool_call"]
     click, wait = tool_call("computer_left_click", coordinate=[3, 4]), tool_call("computer_wait", duration=1)
-    script = json.dumps([["Waited", "It is done."], ["Clicked", wait], ["Click it", click]])
-    server = subprocess.Popen(
-        [os.environ["SERVER_PYTHON"], str(SOURCE / "scripted_server.py"), script],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(SOURCE.parent), str(SOURCE.parents[1])))},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert server.stdout
-        check_toolset(int(server.stdout.readline()))
-    finally:
-        server.kill()
-        server.wait()
+    script = [("Waited", "It is done."), ("Clicked", wait), ("Click it", click)]
+    with SCRIPTED["serve_script"](script) as url:
+        check_toolset(url)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,9 @@ Arguments: those of every client, which it does not need.
 """
 
 import asyncio
-import json
 import os
-import subprocess
+import runpy
 import sys
-from pathlib import Path
 
 from agents import (
     Agent,
@@ -27,7 +25,7 @@ from agents import (
 from agents.editor import ApplyPatchOperation, ApplyPatchResult
 from openai import AsyncOpenAI
 
-SOURCE = Path(os.environ["CLIENTS_SOURCE"])
+SCRIPTED = runpy.run_path(os.environ["CLIENTS_SOURCE"] + "/scripted_model.py")
 SHELL_OUTPUT, LOCAL_OUTPUT, PATCH_OUTPUT = "one two", "three four", "five six"
 done: list[object] = []
 
@@ -60,17 +58,14 @@ TOOLS: list[tuple[Tool, str, dict[str, object], object, str]] = [  # tool, its n
 ]  # fmt: skip
 
 
-def script() -> str:
-    calls = [
-        [f"Use {name}", f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"]
-        for _, name, arguments, _, _ in TOOLS
-    ]
-    answers = [[output, f"It printed {output}."] for *_, output in TOOLS]
-    return json.dumps([["Once more", "It is the same."], *answers, *calls])
+def write_script() -> list[tuple[str, str]]:
+    calls = [(f"Use {name}", SCRIPTED["tool_call"](name, **arguments)) for _, name, arguments, _, _ in TOOLS]
+    answers = [(output, f"It printed {output}.") for *_, output in TOOLS]
+    return [("Once more", "It is the same."), *answers, *calls]
 
 
-async def check_tools(port: int) -> None:
-    client = AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+async def check_tools(url: str) -> None:
+    client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     model = OpenAIResponsesModel(model="scripted", openai_client=client)
     for tool, name, _, expected, output in TOOLS:
         agent = Agent(name="Assistant", model=model, tools=[tool])
@@ -89,18 +84,8 @@ async def check_tools(port: int) -> None:
 
 def main() -> None:
     set_tracing_disabled(True)
-    server = subprocess.Popen(
-        [os.environ["SERVER_PYTHON"], str(SOURCE / "scripted_server.py"), script()],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(SOURCE.parent), str(SOURCE.parents[1])))},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert server.stdout
-        asyncio.run(check_tools(int(server.stdout.readline())))
-    finally:
-        server.kill()
-        server.wait()
+    with SCRIPTED["serve_script"](write_script()) as url:
+        asyncio.run(check_tools(url))
 
 
 if __name__ == "__main__":
