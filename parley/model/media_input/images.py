@@ -18,10 +18,12 @@ from parley.model.media_input.unusable import UnusableMedia, damaged_media
 FORMATS = "JPEG, PNG, WebP, GIF or BMP"
 SMALL_SIZE = (512, 512)  # of an image with little detail, at most
 MAX_SCANS = 100  # of a JPEG file; encoders write 11 at most, but each of a few bytes may change all pixels
+MAX_SEGMENTS = 100_000  # of a JPEG file; those of metadata have up to 64 KB each
 
-# Markers of JPEG (ITU T.81, table B.1); within a scan, FF 00 is a byte of data, and FF D0 to FF D7 divide it.
-JPEG_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
-BEGIN_OF_IMAGE, END_OF_IMAGE, BEGIN_OF_SCAN, TEMPORARY = 0xD8, 0xD9, 0xDA, 0x01
+# Markers of JPEG that a segment with its length follows, and that of the image's end (ITU T.81, table B.1). Within a
+# scan, FF 00 is a byte of data, and FF D0 to FF D7 divide it.
+JPEG_MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")
+END_OF_IMAGE, BEGIN_OF_SCAN = 0xD9, 0xDA
 
 # The limit is checked here, so that the client gets its numbers; a warning of Pillow would go to the log.
 Image.MAX_IMAGE_PIXELS = None
@@ -83,15 +85,17 @@ def _check_pixels(size: tuple[int, int], max_pixels: int) -> None:
 
 
 def _check_scans(data: bytes) -> None:
-    """Raise UnusableMedia if a JPEG file has too many scans. What follows the end of the image is not read."""
-    place, count = 0, 0
+    """Raise UnusableMedia if a JPEG file has too many scans or segments. What follows the end of the image is not
+    read."""
+    place = scans = segments = 0
     while (match := JPEG_MARKER.search(data, place)) is not None and (marker := match[1][0]) != END_OF_IMAGE:
-        place = match.end()
-        if marker not in (BEGIN_OF_IMAGE, TEMPORARY):  # a segment with its length follows
-            place += max(2, int.from_bytes(data[place : place + 2]))
-        count += marker == BEGIN_OF_SCAN
-        if count > MAX_SCANS:
+        place = match.end() + max(2, int.from_bytes(data[match.end() : match.end() + 2]))
+        segments += 1
+        scans += marker == BEGIN_OF_SCAN
+        if scans > MAX_SCANS:
             raise UnusableMedia(f"has more than {MAX_SCANS} scans", "too_slow")
+        if segments > MAX_SEGMENTS:
+            raise UnusableMedia(f"has more than {MAX_SEGMENTS} segments", "too_slow")
 
 
 def _turn_upright(image: Image.Image) -> Image.Image:
