@@ -13,8 +13,8 @@ STRING_BEGINS = re.compile(rf'{MEMBER}(\[\s*)?"')
 SKIPPED_VALUE = re.compile(rf"{MEMBER}(?:\[\s*\]|[-+.0-9a-zA-Z]{{1,64}}(?=\s*[,}}]))")
 NEXT_IN_ARRAY = re.compile(r'\s*,\s*"')
 ARRAY_ENDS = re.compile(r"\s*\]")
-LONGEST_ESCAPE = 12  # characters of a pair of escapes that has not arrived whole
-LONGEST_STEP = 256  # characters between two strings; more are no arguments that this class reads
+MAX_ESCAPE_LENGTH = 12  # characters of a pair of escapes that has not arrived whole
+MAX_STEP_LENGTH = 256  # characters between two strings; more are no arguments that this class reads
 
 
 class StringPiece(NamedTuple):
@@ -52,10 +52,10 @@ class ArgumentStrings:
                 yield StringPiece(self._member, self._index, text, self._is_first, is_last)
                 self._is_first = False
             if not is_last:
-                self._has_stopped = len(self._unread) > LONGEST_ESCAPE
+                self._has_stopped = len(self._unread) > MAX_ESCAPE_LENGTH
                 return
             self._unread, self._in_string = self._unread[1:], False
-        self._has_stopped = len(self._unread) > LONGEST_STEP
+        self._has_stopped = len(self._unread) > MAX_STEP_LENGTH
 
     def _find_string(self) -> bool:
         """Go to the next string; return whether one begins."""
