@@ -8,7 +8,7 @@ that did not run was not tested.
 The scripts in ``media`` send pictures, video and sound to a second server. Its models are small ones that
 ``media/write_cases.py`` writes, with the answers of Transformers, which the scripts find through ``MEDIA_CASES``. Those
 in ``encoder`` and ``classifier`` have a server each, too, whose main model is one. Those in ``browser`` and
-``browser_media`` open the web page in Chromium. Those in ``agents`` have servers of their own, whose model follows a
+``browser_media`` open the web page in Chromium. Those in ``agents`` and some others have servers whose model follows a
 script (``scripted_server.py``). The other scripts talk to the built-in model.
 """
 
