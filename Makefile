@@ -105,7 +105,7 @@ test-clients: setup
 	@$(VENV)/bin/python tests/clients/run.py $(ARGS)
 
 test-browser: setup
-	@$(VENV)/bin/python tests/clients/run.py browser/pages.mjs browser_media/pictures.mjs $(ARGS)
+	@$(VENV)/bin/python tests/clients/run.py browser/pages.mjs browser_media/images.mjs $(ARGS)
 	@$(VENV)/bin/python tests/clients/run.py --cluster browser/pages.mjs $(ARGS)
 
 test-wheel: setup

@@ -1,4 +1,4 @@
-"""parley and vLLM with pictures: 8 clients, each with pictures of its own, in turns."""
+"""parley and vLLM with images: 8 clients, each with images of its own, in turns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLIENTS = 8
 REQUESTS = 2 * CLIENTS  # of a turn
 OUTPUT = 16  # tokens of each answer
 
-DrawPrompts = Callable[[str, int], Sequence[Any]]  # seed, count -> contents of messages with new pictures
+DrawPrompts = Callable[[str, int], Sequence[Any]]  # seed, count -> contents of messages with new images
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""Measures pictures: their way to embeddings, the streams of others meanwhile, and what they cost texts.
+"""Measures images: their way to embeddings, the streams of others meanwhile, and what they cost texts.
 
     python bench/media_speed.py [--side 448] [--rounds 3] [--layers 4] [--only parley|vllm]
 
 The model has Qwen2-VL's architecture and random weights: a language model of the 0.5B shape and a vision encoder of
 ``--layers`` layers, 1,280 wide. Every number is a ratio against Transformers' own processor and encoder in one process,
-or against the same server without pictures, in turns on the same machine. The comparison with vLLM needs the one that
-``make engines`` installs: 8 clients send different pictures, to one server after the other, three times per round, and
+or against the same server without images, in turns on the same machine. The comparison with vLLM needs the one that
+``make engines`` installs: 8 clients send different images, to one server after the other, three times per round, and
 the server whose turn it is not is paused. Prints Markdown.
 """
 
@@ -61,7 +61,7 @@ class TransformersEncoder:
         self._torch = torch
         self._processor = AutoProcessor.from_pretrained(folder)
         self._model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.bfloat16).eval()
-        self.block_seconds = 0.0  # the longest block of the encoder in the last picture
+        self.block_seconds = 0.0  # the longest block of the encoder in the last image
 
     def encode(self, data: bytes) -> tuple[float, int]:
         """Return the seconds from bytes to embeddings, and the number of embeddings."""
@@ -135,8 +135,8 @@ def text_prompt(seed: str, words: int) -> str:
     return " ".join(random.Random(seed).choices(WORDS, k=words))
 
 
-def picture_prompt(data: bytes, seed: str) -> list[dict[str, Any]]:
-    """Return a message's content: a picture, and a short text."""
+def image_prompt(data: bytes, seed: str) -> list[dict[str, Any]]:
+    """Return a message's content: an image, and a short text."""
     return [media_part(data), {"type": "text", "text": text_prompt(seed, 4)}]
 
 
@@ -153,25 +153,25 @@ class Measured:
 
 
 def measure_way(server: ParleyServer, reference: TransformersEncoder, side: int, rounds: int) -> Iterator[Measured]:
-    """Compare a picture's way to embeddings: a first token after a new picture, less one after as long a text."""
+    """Compare an image's way to embeddings: a first token after a new image, less one after as long a text."""
     ratios, shared = [], []
     for number in range(rounds):
         data = make_image(side, f"way {number}")
         expected, tokens = reference.encode(data)
-        [with_picture], _ = server.run([picture_prompt(data, f"{number}")], 1)
+        [with_image], _ = server.run([image_prompt(data, f"{number}")], 1)
         [with_text], _ = server.run([text_prompt(f"way {number}", tokens + 6)], 1)
-        own = (with_picture.end - with_picture.start) - (with_text.end - with_text.start)
+        own = (with_image.end - with_image.start) - (with_text.end - with_text.start)
         ratios.append(own / expected)
         data = make_image(side, f"shared {number}")
-        _, wall = server.run([picture_prompt(data, f"shared {number} {k}") for k in range(8)], 8)
+        _, wall = server.run([image_prompt(data, f"shared {number} {k}") for k in range(8)], 8)
         _, text_wall = server.run([text_prompt(f"shared {number} {k}", 10) for k in range(8)], 8)
         shared.append(8 * expected / max(1e-9, wall - text_wall))
     yield Measured("seconds from bytes to embeddings, over Transformers in one process", median(ratios), "≤ 1.1")
-    yield Measured("8 clients with the same picture: per request, times quicker", median(shared), "≥ 2")
+    yield Measured("8 clients with the same image: per request, times quicker", median(shared), "≥ 2")
 
 
 def measure_gaps(server: ParleyServer, reference: TransformersEncoder, side: int, rounds: int) -> Iterator[Measured]:
-    """Measure the gaps between tokens of 8 text streams while pictures arrive."""
+    """Measure the gaps between tokens of 8 text streams while images arrive."""
 
     async def run_both() -> list[RequestSample]:
         texts = asyncio.create_task(
@@ -180,7 +180,7 @@ def measure_gaps(server: ParleyServer, reference: TransformersEncoder, side: int
         await asyncio.sleep(1.0)
         while not texts.done():
             data = make_image(side, f"gap {time.time()}")
-            await server.load(1).run_load([picture_prompt(data, str(time.time()))], 1)
+            await server.load(1).run_load([image_prompt(data, str(time.time()))], 1)
         samples, _ = await texts
         return samples
 
@@ -206,11 +206,11 @@ def measure_texts(vision: ParleyServer, text: ParleyServer, rounds: int) -> Iter
 
 
 def measure_alone(vision_folder: Path, text_folder: Path, options: argparse.Namespace) -> Iterator[Measured]:
-    """Compare parley with Transformers, and with itself without pictures."""
+    """Compare parley with Transformers, and with itself without images."""
     reference = TransformersEncoder(vision_folder)
     reference.encode(make_image(options.side, "warm"))
     with contextlib.closing(ParleyServer(vision_folder)) as vision:
-        vision.run([picture_prompt(make_image(options.side, "warm up"), "warm")], 1)
+        vision.run([image_prompt(make_image(options.side, "warm up"), "warm")], 1)
         yield from measure_way(vision, reference, options.side, options.rounds)
         yield from measure_gaps(vision, reference, options.large_side, max(1, options.rounds // 2))
         yield Measured("memory of the media process, MB", vision.media_process_bytes() / 1e6, "≤ 450")
@@ -219,23 +219,21 @@ def measure_alone(vision_folder: Path, text_folder: Path, options: argparse.Name
 
 
 def measure_beside_vllm(folder: Path, side: int, rounds: int) -> Iterator[Measured]:
-    """Compare parley with vLLM while clients send different pictures."""
+    """Compare parley with vLLM while clients send different images."""
 
     def draw_prompts(seed: str, count: int) -> list[list[dict[str, Any]]]:
-        return [picture_prompt(make_image(side, f"{seed} {k}"), f"{seed} {k}") for k in range(count)]
+        return [image_prompt(make_image(side, f"{seed} {k}"), f"{seed} {k}") for k in range(count)]
 
     ratio = compare_with_vllm(folder, draw_prompts, rounds)
-    yield Measured(
-        "8 clients with different pictures: requests per second over vLLM", ratio.requests_per_second, "≥ 1.2"
-    )
+    yield Measured("8 clients with different images: requests per second over vLLM", ratio.requests_per_second, "≥ 1.2")
     yield Measured("the same: time to the first token over vLLM", ratio.ttft, "≤ 0.9")
     yield Measured("the same: processor time for each request over vLLM", ratio.processor, "")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--side", type=int, default=448, help="width and height of a picture in pixels")
-    parser.add_argument("--large-side", type=int, default=896, help="of the pictures that arrive beside streams")
+    parser.add_argument("--side", type=int, default=448, help="width and height of an image in pixels")
+    parser.add_argument("--large-side", type=int, default=896, help="of the images that arrive beside streams")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=4, help="layers of the vision encoder")
     parser.add_argument("--only", choices=("parley", "vllm"), help="measure parley alone, or beside vLLM")

@@ -38,7 +38,7 @@ from parley.dialects.render_reply import AnswerRenderer, PromptRenderer
 from parley.dialects.reply import Acknowledgement, Answer, Reply
 from parley.dialects.request_context import ApiOptions, RequestContext
 from parley.dialects.route import Route
-from parley.errors import BadRequest, Invalid, MissingField, ParleyError, UnknownRecord
+from parley.errors import BadRequest, InvalidValue, MissingField, ParleyError, UnknownRecord
 from parley.text.grammar.answer_compiler import AnswerCompiler, may_be_any_text
 from parley.text.parsing.markup import Markup
 from parley.types import Request, TokensPrompt
@@ -106,7 +106,8 @@ def read_request(route: Route, model: str, body: Any, without: bytes = b"") -> A
 
 
 def check_like_server(request: Request) -> None:
-    """Check what the server checks before it queues a request, for a model with the learned sizes. Raises Invalid."""
+    """Check what the server checks before it queues a request, for a model with the learned sizes. Raises
+    InvalidValue."""
     stop, sampling = request.stop_conditions, request.sampling
     prompt_ids = [
         prompt_id for prompt in request.prompts if isinstance(prompt, TokensPrompt) for prompt_id in prompt.ids
@@ -116,16 +117,16 @@ def check_like_server(request: Request) -> None:
     wanted = stop.max_tokens or 0
     needed = wanted if stop.reserved_tokens is None else min(wanted, stop.reserved_tokens)
     if max(needed, stop.min_tokens) > output_room(LEARNED_CONTEXT):
-        raise Invalid("There is no room for a prompt.")
+        raise InvalidValue("There is no room for a prompt.")
     for prompt in request.prompts[:1]:
         if not may_be_any_text(prompt, request.grammar):
             ANSWER_COMPILER.compile_answer(prompt, request.grammar)
 
 
 def check_token_ids(token_ids: list[int]) -> None:
-    """Raise Invalid if an id is not in the vocabulary."""
+    """Raise InvalidValue if an id is not in the vocabulary."""
     if max(token_ids, default=0) >= LEARNED_VOCABULARY:
-        raise Invalid("A token id is not in the vocabulary.")
+        raise InvalidValue("A token id is not in the vocabulary.")
 
 
 def learn_route(route: Route) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ ParleyError                      500
 │   ├── MalformedBody            400  the body is not in the route's format (not JSON, not an object)
 │   ├── MissingField             400  a required field is absent
 │   ├── WrongType                400  a field has a JSON type that the API does not accept
-│   ├── Invalid                  400  a value is outside its range or list
+│   ├── InvalidValue             400  a value is outside its range or list
 │   │   ├── NoTokens             400  the prompt is empty
 │   │   ├── UnknownToken         400  the prompt has a token id outside the vocabulary
 │   │   ├── UnknownTokenIds      400  an option has token ids outside the vocabulary
@@ -134,17 +134,17 @@ class WrongType(BadRequest):
     code = "invalid_type"
 
 
-class Invalid(BadRequest):
+class InvalidValue(BadRequest):
     """A value is outside its range or list."""
 
     code = "invalid_value"
 
 
-class NoTokens(Invalid):
+class NoTokens(InvalidValue):
     """The prompt is empty."""
 
 
-class UnknownToken(Invalid):
+class UnknownToken(InvalidValue):
     """The prompt has a token id outside the vocabulary: ``token_id``, None if it is not known."""
 
     def __init__(self, message: str, *, token_id: int | None = None, field: str | None = None):
@@ -152,11 +152,11 @@ class UnknownToken(Invalid):
         self.token_id = token_id
 
 
-class TooManyDimensions(Invalid):
+class TooManyDimensions(InvalidValue):
     """The model's vectors are shorter than the request wants them."""
 
 
-class UnknownTokenIds(Invalid):
+class UnknownTokenIds(InvalidValue):
     """An option lists ids that are not among the ``vocabulary`` tokens: ``token_ids``."""
 
     def __init__(self, message: str, *, token_ids: Sequence[int], vocabulary: int, field: str | None = None):
@@ -165,7 +165,7 @@ class UnknownTokenIds(Invalid):
         self.vocabulary = vocabulary
 
 
-class UnknownPromptName(Invalid):
+class UnknownPromptName(InvalidValue):
     """The request names a prompt for its texts to embed that the model does not have.
 
     ``name``: the prompt as the client names it; ``known``: those that the model has.
@@ -197,7 +197,7 @@ MediaFault = Literal[
 ]
 
 
-class BadMedia(Invalid):
+class BadMedia(InvalidValue):
     """An image, video or clip of the request cannot be used.
 
     ``reason``: what is wrong with it; ``kind``: "image", "video" or "audio". ``detail``: numbers and names that APIs

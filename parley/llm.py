@@ -26,7 +26,7 @@ from parley.dialects.reply import Reply
 from parley.dialects.request_context import RequestContext
 from parley.engine.protocol import Engine
 from parley.engine.remote_engine import RemoteEngine
-from parley.errors import Invalid, WrongType
+from parley.errors import InvalidValue, WrongType
 from parley.hub import resolve_draft_model, resolve_model, served_name
 from parley.serving.generation import open_generation
 from parley.serving.media.script_media import MEDIA_OPTIONS, with_media_parts
@@ -256,7 +256,7 @@ class LLM:
     def _read_prompt(self, prompt: Any, options: dict[str, Any]) -> Request:
         if not (isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], dict)):
             if name := next((name for name in MEDIA_OPTIONS if options.get(name) is not None), None):
-                raise Invalid(f"{name} needs a conversation: use chat, or stream with messages.", field=name)
+                raise InvalidValue(f"{name} needs a conversation: use chat, or stream with messages.", field=name)
             return _read_with_dialect(CompletionReply, {**options, "prompt": prompt})
         media = {name: options.pop(name) for name in MEDIA_OPTIONS if options.get(name) is not None}
         messages = with_media_parts(prompt, media)
@@ -323,10 +323,10 @@ class _OptionMembers(dict[str, Any]):
 
 
 def _read_grammar(options: dict[str, Any]) -> Grammar | None:
-    """Return the grammar that ``schema`` or ``grammar`` asks for. Raises Invalid, WrongType."""
+    """Return the grammar that ``schema`` or ``grammar`` asks for. Raises InvalidValue, WrongType."""
     schema, grammar = options.get("schema"), options.get("grammar")
     if schema is not None and grammar is not None:
-        raise Invalid("schema and grammar cannot both be given.", field="grammar")
+        raise InvalidValue("schema and grammar cannot both be given.", field="grammar")
     if isinstance(grammar, str):
         return Grammar("lark", grammar, field="grammar")
     if isinstance(grammar, Grammar | None):
@@ -356,7 +356,7 @@ def _read_with_dialect(
     if unknown:
         near = get_close_matches(unknown[0], {*members.names_read, *own_options}, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise Invalid(f"There is no option {unknown[0]!r}.{hint}", field=unknown[0])
+        raise InvalidValue(f"There is no option {unknown[0]!r}.{hint}", field=unknown[0])
     return request
 
 

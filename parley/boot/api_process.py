@@ -39,12 +39,12 @@ from parley.serving.api_processes.messages import (
     CancelOpen,
     EndProcess,
     FailOpen,
-    Granted,
     MainBeat,
     ProcessReady,
-    Refused,
     RelayedOutputs,
-    TakeSnapshot,
+    RequestGranted,
+    RequestRefused,
+    TakeMetricsSnapshot,
     ToApiProcess,
     UseFacts,
     UseOptions,
@@ -142,11 +142,11 @@ class ApiProcess:
             case RelayedOutputs(name, is_ready, outputs, stats):
                 model = next(model for model in self._models if model.name == name)
                 model.relayed_engine.deliver_outputs(outputs, stats, is_ready=is_ready)
-            case Granted() | Refused():
+            case RequestGranted() | RequestRefused():
                 self._link.take_answer(message)
             case CancelOpen() | FailOpen():
                 self._link.end_early(message)
-            case TakeSnapshot(question_id):
+            case TakeMetricsSnapshot(question_id):
                 self._link.send_snapshot(self.registry, question_id)
             case UseFacts(facts):
                 self.use_facts(facts)

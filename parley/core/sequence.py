@@ -224,7 +224,7 @@ class BeamCandidate:
     token: int
     logprob: float
     score: TokenScore | None = None
-    end: Literal["form", "mark"] | None = None
+    end: Literal["text", "mark"] | None = None
 
 
 @dataclass(slots=True)
@@ -235,7 +235,7 @@ class RowResult:
     * ``vector``: float32, little endian.
     * ``prompt_scores[i]`` belongs to prompt token ``score_from + i``.
     * ``error``: only this row failed (for example, its logits contain NaN); the others are unaffected.
-    * ``end``: the grammar allows nothing after the last token, which is either text ("form") or a mark that only ends
+    * ``end``: the grammar allows nothing after the last token, which is either text ("text") or a mark that only ends
       the output ("mark").
     * ``candidates``: those of a row of a beam search, which has no tokens, most probable first. There are at least as
       many as beams, and as many again that are no stop tokens, or all that exist.
@@ -246,7 +246,7 @@ class RowResult:
     vector: bytes | None = None
     prompt_scores: list[TokenScore | None] | tuple[()] = ()
     error: str | None = None
-    end: Literal["form", "mark"] | None = None
+    end: Literal["text", "mark"] | None = None
     candidates: list[BeamCandidate] | tuple[()] = ()
 
 

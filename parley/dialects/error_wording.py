@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parley.errors import BadRequest, Invalid, MalformedBody, MissingField, WrongType, excerpt
+from parley.errors import BadRequest, InvalidValue, MalformedBody, MissingField, WrongType, excerpt
 
 
 class ErrorWording:
@@ -52,18 +52,20 @@ class ErrorWording:
             )
             if part
         )
-        return Invalid(f"Invalid '{path}': must be {allowed}, but got {excerpt(value)}.", field=path, code=code)
+        return InvalidValue(f"Invalid '{path}': must be {allowed}, but got {excerpt(value)}.", field=path, code=code)
 
     def unlisted_error(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
         """Return the error for a value that is not one of those allowed."""
         allowed_names = ", ".join(f"'{name}'" for name in allowed)
-        return Invalid(
+        return InvalidValue(
             f"Invalid value for '{path}': {excerpt(value)}. Supported values are: {allowed_names}.", field=path
         )
 
     def empty_error(self, path: str, container: str) -> BadRequest:
         """Return the error for an empty value. ``container`` is "string" or "array"."""
-        return Invalid(f"Invalid '{path}': the {container} must not be empty.", field=path, code=f"empty_{container}")
+        return InvalidValue(
+            f"Invalid '{path}': the {container} must not be empty.", field=path, code=f"empty_{container}"
+        )
 
     def too_long_error(self, path: str, container: str, size: int, cap: int) -> BadRequest:
         """Return the error for a value that is too long, in characters or members.
@@ -71,7 +73,7 @@ class ErrorWording:
         ``container`` is "string", "array" or "object".
         """
         unit = "characters" if container == "string" else "members"
-        return Invalid(
+        return InvalidValue(
             f"Invalid '{path}': {container} too long. At most {cap} {unit} are allowed, but it has {size}.",
             field=path,
             code=f"{container}_above_max_length",
@@ -79,7 +81,7 @@ class ErrorWording:
 
     def invalid_error(self, path: str, reason: str) -> BadRequest:
         """Return the error for any other fault; ``reason`` is the rest of a sentence about the member."""
-        return Invalid(f"Invalid '{path}': {reason}", field=path)
+        return InvalidValue(f"Invalid '{path}': {reason}", field=path)
 
     def convert_value(self, path: str, expected: str, value: Any) -> Any:
         """Convert a value of another type to a boolean, an integer or a number, for lenient APIs. Raises BadRequest."""

@@ -12,7 +12,7 @@ from parley.dialects.route import Route, RouteKind
 from parley.errors import (
     EngineError,
     Forbidden,
-    Invalid,
+    InvalidValue,
     MalformedBody,
     MissingField,
     NotFound,
@@ -35,11 +35,11 @@ BODY_ERRORS: tuple[ParleyError, ...] = (
     MalformedBody("m"),
     MissingField("m", field="f"),
     WrongType("m", field="f"),
-    Invalid("m", field="f"),
+    InvalidValue("m", field="f"),
     Unsupported("m", field="f"),
     TooLarge("m"),
 )
-QUERY_ERRORS: tuple[ParleyError, ...] = (Invalid("m", field="f"),)
+QUERY_ERRORS: tuple[ParleyError, ...] = (InvalidValue("m", field="f"),)
 MISSING_ERRORS: tuple[ParleyError, ...] = (NotFound("m"), UnknownModel("m"), UnknownRecord("m"))
 KEY_ERRORS: tuple[ParleyError, ...] = (Unauthorized("m"), Forbidden("m"))
 ENGINE_ERRORS: tuple[ParleyError, ...] = (Overloaded("m"), EngineError("m"), TimeLimitPassed("m", limit="client"))

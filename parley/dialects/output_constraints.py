@@ -13,7 +13,7 @@ import msgspec
 
 from parley.dialects.fields import Fields
 from parley.dialects.sampling_members import MAX_TOKEN_ID
-from parley.errors import Invalid, Unsupported
+from parley.errors import InvalidValue, Unsupported
 from parley.types import (
     Grammar,
     SeparatedTags,
@@ -39,11 +39,11 @@ GBNF_RULE = re.compile(r"^\s*[\w.-]+\s*::=", re.MULTILINE)  # the start of a GBN
 
 
 def only_constraint(*constraints: Grammar | None) -> Grammar | None:
-    """Return the only constraint that is not None, or None. Raises Invalid if there are two."""
+    """Return the only constraint that is not None, or None. Raises InvalidValue if there are two."""
     present = [grammar for grammar in constraints if grammar is not None]
     if len(present) > 1:
         first, second = present[0].field, present[1].field
-        raise Invalid(f"'{second}' cannot be used together with '{first}': an answer has one form.", field=second)
+        raise InvalidValue(f"'{second}' cannot be used together with '{first}': an answer has one form.", field=second)
     return present[0] if present else None
 
 

@@ -14,7 +14,7 @@ import msgspec
 from parley.dialects.mounts import INSTANCE_PLANE
 from parley.dialects.route import Route, RouteKind
 from parley.disagg.wire import headers, role_request
-from parley.errors import CommandRefused, Forbidden, Invalid, MalformedBody
+from parley.errors import CommandRefused, Forbidden, InvalidValue, MalformedBody
 from parley.instance.instance_state import InstanceState
 from parley.instance.instance_status import instance_status
 from parley.instance.request_intake import RequestIntake
@@ -88,7 +88,7 @@ async def handle_instance_generate(
 async def handle_results(
     instance_state: InstanceState, registry: ModelRegistry, route: Route, exchange: Exchange
 ) -> None:
-    """Stream results to a coordinator until it leaves or connects again. Raises CommandRefused, Invalid."""
+    """Stream results to a coordinator until it leaves or connects again. Raises CommandRefused, InvalidValue."""
     instance_state.access.require_member(exchange)
     parameters, role = _query_parameters(exchange), instance_state.role
     if not parameters.get("client") and (role.name == "mixed" or not role.runs_decode):
@@ -172,15 +172,15 @@ def build_instance_handlers(instance_state: InstanceState, intake: RequestIntake
 
 
 def _read_results_query(parameters: Mapping[str, str]) -> ResultsQuery:
-    """Read the query of a connection for results. Raises Invalid."""
+    """Read the query of a connection for results. Raises InvalidValue."""
     coordinator_name, coordinator_id = parameters.get("client", ""), parameters.get("seat", "")
     if coordinator_name and not headers.COORDINATOR_NAME.fullmatch(coordinator_name):
-        raise Invalid("'client' must be 1 to 64 letters, digits, _ or -.", field="client")
+        raise InvalidValue("'client' must be 1 to 64 letters, digits, _ or -.", field="client")
     first_frame = parameters.get("from")
     if first_frame is not None and not re.fullmatch("[0-9]{1,15}", first_frame):
-        raise Invalid("'from' must be the number of a frame.", field="from")
+        raise InvalidValue("'from' must be the number of a frame.", field="from")
     if coordinator_id and not (coordinator_name and headers.COORDINATOR_NAME.fullmatch(coordinator_id)):
-        raise Invalid("'seat' must be 1 to 64 letters, digits, _ or -, and comes with 'client'.", field="seat")
+        raise InvalidValue("'seat' must be 1 to 64 letters, digits, _ or -, and comes with 'client'.", field="seat")
     return ResultsQuery(
         coordinator_name, coordinator_id, parameters.get("epoch", ""), None if first_frame is None else int(first_frame)
     )

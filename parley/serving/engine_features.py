@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sized
 from typing import NamedTuple
 
-from parley.errors import Invalid, TooManyDimensions, UnsuitableModel, Unsupported, excerpt
+from parley.errors import InvalidValue, TooManyDimensions, UnsuitableModel, Unsupported, excerpt
 from parley.text.grammar.answer_grammar import allows_any_text, callable_tools
 from parley.types import (
     ChatPrompt,
@@ -36,7 +36,7 @@ MISSING_TASKS: dict[PoolingTask, str] = {
 
 
 def check_engine_features(request: Request, info: ModelInfo) -> None:
-    """Check that the model and its engine support the request. Raises UnsuitableModel, Invalid, Unsupported."""
+    """Check that the model and its engine support the request. Raises UnsuitableModel, InvalidValue, Unsupported."""
     if request.pooling is None:
         if not info.generates:
             purpose = "is a classifier" if info.labels else "makes embeddings only"
@@ -76,7 +76,7 @@ def check_used_features(request: Request, info: ModelInfo) -> None:
 
 
 def check_engine_bounds(request: Request, info: ModelInfo) -> None:
-    """Check that the engine accepts the values of a request that generates. Raises Invalid."""
+    """Check that the engine accepts the values of a request that generates. Raises InvalidValue."""
     for bound, (low, high) in info.bounds.items():
         amount = BOUNDED_VALUES[bound](request)
         if amount is None or low <= amount.value <= high:
@@ -85,7 +85,7 @@ def check_engine_bounds(request: Request, info: ModelInfo) -> None:
         upper = [f"at most {high:.12g}"] if high < math.inf else []
         allowed = f"{'have' if amount.unit else 'be'} {' and '.join(lower + upper)}{amount.unit}"
         message = f"'{amount.field}' must {allowed} with the engine {info.engine}, but got {amount.value:.12g}."
-        raise Invalid(message, field=amount.field)
+        raise InvalidValue(message, field=amount.field)
 
 
 class BoundedValue(NamedTuple):

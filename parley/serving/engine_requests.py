@@ -19,7 +19,7 @@ from parley.core.rope_positions import largest_position
 from parley.errors import (
     BadRequest,
     ContextLength,
-    Invalid,
+    InvalidValue,
     NoTokens,
     TooLarge,
     UnknownModel,
@@ -189,7 +189,7 @@ def _derive_seed(seed_text: str) -> int:
 
 
 async def _compile_grammars(model: ServedModel, request: Request, tenant: Tenant) -> list[str]:
-    """Return the grammar that the answer to each prompt must follow, in the engine's format. Raises Invalid."""
+    """Return the grammar that the answer to each prompt must follow, in the engine's format. Raises InvalidValue."""
     pipeline, grammar, prompts = model.text_pipeline, request.grammar, request.prompts
     has_chat = any(isinstance(prompt, ChatPrompt) for prompt in prompts)  # plain prompts all have the same grammar
     if grammar is None and not has_chat:
@@ -285,7 +285,7 @@ def _truncate_prompt(request: Request, prepared: PreparedPrompt, max_prompt: int
 
 
 def _output_limit(model: ServedModel, request: Request, prepared: PreparedPrompt) -> int:
-    """Return how many tokens may be generated after the prompt. Raises ContextLength, Invalid."""
+    """Return how many tokens may be generated after the prompt. Raises ContextLength, InvalidValue."""
     info, stop_conditions, token_ids = model.model_info, request.stop_conditions, prepared.token_ids
     context_length = _context_length(info, request)
     if not token_ids:
@@ -369,14 +369,14 @@ TOKEN_NUMBERS: dict[PoolingTask, str] = {"token_embed": "Embeddings", "token_cla
 
 def _check_token_vectors(request: Request, info: ModelInfo, prompts: list[tuple[PreparedPrompt, int]]) -> None:
     """Limit the vectors of single tokens in one answer, and those with a number for each token of the vocabulary.
-    Raises Invalid."""
+    Raises InvalidValue."""
     if request.pooling is None or request.pooling.task not in ("embed", *TOKEN_TASKS):
         return
     numbers = info.token_dimensions if request.pooling.task == "token_embed" else len(info.labels)
     most = MAX_TOKEN_VECTOR_NUMBERS // (request.pooling.dimensions or numbers or info.dimensions)
     if request.pooling.task == "embed":
         if "embed_sparse" in info.pooling_tasks and len(prompts) > most:
-            raise Invalid(
+            raise InvalidValue(
                 f"Embeddings over the whole vocabulary can be returned for at most {most} texts in one answer, but "
                 f"they were requested for {len(prompts)}. Send fewer texts.",
                 field="prompt",
@@ -384,7 +384,7 @@ def _check_token_vectors(request: Request, info: ModelInfo, prompts: list[tuple[
         return
     tokens = sum(len(prepared.token_ids) for prepared, _ in prompts)
     if tokens > most:
-        raise Invalid(
+        raise InvalidValue(
             f"{TOKEN_NUMBERS[request.pooling.task]} of single tokens can be made for at most {most} tokens in one "
             f"request, but this one has {tokens}. Send fewer or shorter texts.",
             field="prompt",

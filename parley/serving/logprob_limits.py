@@ -7,7 +7,7 @@ those to each token of the prompt; -1 asks for the whole vocabulary, None for no
 
 from __future__ import annotations
 
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.text.prepared_prompt import PreparedPrompt
 from parley.types import ModelInfo, Request
 
@@ -18,7 +18,7 @@ MAX_ANSWER_LOGPROBS = 1 << 20  # log-probabilities in one answer, alternatives i
 
 
 def check_answer_logprobs(request: Request, info: ModelInfo, prompts: list[tuple[PreparedPrompt, int]]) -> None:
-    """Limit the log-probabilities that an answer holds, of tokens and of their alternatives. Raises Invalid.
+    """Limit the log-probabilities that an answer holds, of tokens and of their alternatives. Raises InvalidValue.
 
     A stream holds only those of the prompt.
     """
@@ -42,7 +42,7 @@ def check_answer_logprobs(request: Request, info: ModelInfo, prompts: list[tuple
         if alternatives == -1 or streamed:
             continue
         if tokens > (max_tokens := MAX_ANSWER_LOGPROBS // (alternatives + 1)):
-            raise Invalid(
+            raise InvalidValue(
                 f"Log-probabilities with {alternatives} alternatives can be returned for at most {max_tokens} tokens "
                 f"in one answer, but they were requested for {tokens}. Ask for fewer tokens"
                 f"{', choices or alternatives, or for a stream' if field == 'logprobs' else ' or alternatives'}.",
@@ -51,13 +51,13 @@ def check_answer_logprobs(request: Request, info: ModelInfo, prompts: list[tuple
 
 
 def _check_listed_logprobs(alternatives: int, tokens: int, vocabulary: int, field: str) -> None:
-    """Check a request for the log-probabilities of the whole vocabulary (-1) or much of it. Raises Invalid."""
+    """Check a request for the log-probabilities of the whole vocabulary (-1) or much of it. Raises InvalidValue."""
     if alternatives > vocabulary:
-        raise Invalid(f"The vocabulary has {vocabulary} tokens, but {alternatives} were requested.", field=field)
+        raise InvalidValue(f"The vocabulary has {vocabulary} tokens, but {alternatives} were requested.", field=field)
     count = vocabulary if alternatives == -1 else alternatives
     if tokens > (max_tokens := max(1, MAX_LISTED_LOGPROBS // count)):
         alternatives_text = f"all {vocabulary}" if alternatives == -1 else f"{alternatives} of {vocabulary}"
-        raise Invalid(
+        raise InvalidValue(
             f"Log-probabilities of {alternatives_text} tokens of the vocabulary can be returned for at most "
             f"{max_tokens} tokens in one request, but they were requested for {tokens}.",
             field=field,

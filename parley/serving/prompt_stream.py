@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from parley.engine.output_stream import StreamGroup
-from parley.errors import EngineDied, EngineError, Invalid, ParleyError
+from parley.errors import EngineDied, EngineError, InvalidValue, ParleyError
 from parley.serving.best_of import BestOfRanking
 from parley.serving.embedding_choice import EmbeddingChoice
 from parley.serving.request_deadline import RequestDeadline
@@ -176,13 +176,13 @@ class PromptStream:
         return event
 
     def _output_error(self, output: EngineOutput) -> ParleyError:
-        """Return the error that an output reports: Invalid if the client's grammar is at fault, EngineDied if the
+        """Return the error that an output reports: InvalidValue if the client's grammar is at fault, EngineDied if the
         engine is gone.
         """
         message = output.error or "The engine failed this request."
         if message == GRAMMAR_TOO_COMPLEX:
             grammar = self._request.grammar
-            return Invalid(message, field="tools" if grammar is None else grammar.field)
+            return InvalidValue(message, field="tools" if grammar is None else grammar.field)
         return EngineError(message) if self._engine.state == "ready" else EngineDied(message)
 
 

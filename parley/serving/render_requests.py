@@ -10,7 +10,7 @@ from functools import partial
 from parley.dialects.render_reply import AnswerRenderer, ChunkRenderer, PromptRenderer, RenderedPrompt
 from parley.dialects.reply import Answer
 from parley.dialects.route import Route
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.serving.engine_requests import check_request, prepare_engine_requests, resolve_model_name
 from parley.serving.keys.scopes import check_key_models
 from parley.serving.media.request_media import prompt_media
@@ -73,8 +73,8 @@ async def handle_render(registry: ModelRegistry, route: Route, exchange: Exchang
 def _render_answer(
     pipeline: TextPipeline, reply: AnswerRenderer, prepared_prompts: list[PreparedPrompt], vocabulary: int
 ) -> bytes:
-    """Return the answer to prompts. ``vocabulary``: of the model, whose last tokens may have no text. Raises Invalid
-    for tokens that it lacks."""
+    """Return the answer to prompts. ``vocabulary``: of the model, whose last tokens may have no text. Raises
+    InvalidValue for tokens that it lacks."""
     request, usage = reply.request, Usage(prompt_tokens=reply.prompt_tokens)
     for number, prepared in enumerate(prepared_prompts):
         for index in request.prompt_choices(number):
@@ -87,7 +87,8 @@ def _render_answer(
 
 
 def _render_chunk(pipeline: TextPipeline, reply: ChunkRenderer, prepared: PreparedPrompt, vocabulary: int) -> bytes:
-    """Return the chunk of a streamed answer, after the chunks before it have been read. Raises Invalid as above."""
+    """Return the chunk of a streamed answer, after the chunks before it have been read. Raises InvalidValue as
+    above."""
     request, frames, tokens = reply.request, b"", list[TokenInfo]()
     choice = AnswerChoice(request, 0, pipeline.tokenizer, prepared, details=request.output_options.ids)
     for output in reply.outputs:
@@ -107,7 +108,7 @@ def _shown_tokens(events: Iterable[Event]) -> list[TokenInfo]:
 def _check_vocabulary(output: EngineOutput, vocabulary: int) -> None:
     listed = max((max(score.top_ids, default=0) for score in output.scores or ()), default=0)
     if (largest := max(max(output.token_ids, default=0), listed)) >= vocabulary:
-        raise Invalid(f"Token id {largest} is not in the vocabulary of {vocabulary} tokens.", field="token_ids")
+        raise InvalidValue(f"Token id {largest} is not in the vocabulary of {vocabulary} tokens.", field="token_ids")
 
 
 def _render_prompts(

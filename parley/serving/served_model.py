@@ -159,7 +159,7 @@ class ServedModel:
                 if name in self._own_adapters:
                     continue
                 if failure := await self.serve_adapter(name, folder):
-                    raise EngineFailed(f"The adapter {name} cannot be loaded: {failure}")
+                    raise EngineFailed(f"The adapter {name} ({folder}) cannot be loaded: {failure}")
         finally:
             pipeline_task.cancel()
         if info.media_kinds:

@@ -15,7 +15,7 @@ from math import prod
 
 import msgspec
 
-from parley.errors import BadMedia, Invalid
+from parley.errors import BadMedia, InvalidValue
 from parley.text.media_family import MediaMarks
 from parley.text.parsing.content_parts import PromptMarks
 from parley.types import EmbeddingRun, MediaItem, MediaKind, PlacedMedia, ProcessedMedia
@@ -109,7 +109,8 @@ def find_media_items(
 ) -> list[MediaItem]:
     """Return where the embeddings of the items belong in a prompt that has their replacements, in order.
 
-    ``find_token`` returns the id of a mark. Raises Invalid if the prompt has other placeholder tokens than the items'.
+    ``find_token`` returns the id of a mark. Raises InvalidValue if the prompt has other placeholder tokens than the
+    items'.
     """
     placeholder_ids = {mark: find_token(mark) for item in items for mark in _placeholders(item)}
     known_ids = {token_id for token_id in placeholder_ids.values() if token_id is not None}
@@ -151,7 +152,7 @@ def place_leading_items(
     the items' embeddings belong.
 
     The embeddings of items whose marks are next to each other are next to each other as well; those of others begin
-    with a page. Raises Invalid if the prompt has more marks than items.
+    with a page. Raises InvalidValue if the prompt has more marks than items.
     """
     mark = find_token(items[0].placeholder)
     marks = [position for position, token_id in enumerate(token_ids) if token_id == mark]
@@ -233,8 +234,8 @@ def count_media_tokens(media: Sequence[MediaItem]) -> dict[MediaKind, int]:
     return counts
 
 
-def _surplus_error(mark: str) -> Invalid:
-    return Invalid(
+def _surplus_error(mark: str) -> InvalidValue:
+    return InvalidValue(
         f"Found more '{mark}' placeholders in input prompt than actual multimodal data items.", field="prompt"
     )
 

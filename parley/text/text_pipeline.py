@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from parley.errors import BadRequest, Invalid, Unsupported
+from parley.errors import BadRequest, InvalidValue, Unsupported
 from parley.text.fill_in_middle import find_fill_layout, write_gap
 from parley.text.grammar import answer_grammar
 from parley.text.grammar.answer_compiler import AnswerCompiler, AnswerGrammarCache
@@ -358,15 +358,18 @@ class TextPipeline:
         return frozenset(token_id for token_id in token_ids if token_id is not None)
 
     def _place_media(self, token_ids: list[int], media: Sequence[ProcessedMedia]) -> tuple[list[int], list[MediaItem]]:
-        """Return the tokens with those that lead the prompt, and where the items' embeddings belong. Raises Invalid if
-        the prompt has other placeholders than theirs, or kinds of media that the model does not read together.
+        """Return the tokens with those that lead the prompt, and where the items' embeddings belong. Raises
+        InvalidValue if the prompt has other placeholders than theirs, or kinds of media that the model does not read
+        together.
 
         A prompt without media may have placeholder tokens if a client wrote them: they are read as plain tokens.
         """
         kinds = list(dict.fromkeys(item.kind for item in media))
         if self.keeps_kinds_apart and len(kinds) > 1:
             names = " and ".join(KIND_NAMES[kind] for kind in kinds)
-            raise Invalid(f"The prompt has {names}, but this model reads one kind of media at a time.", field="prompt")
+            raise InvalidValue(
+                f"The prompt has {names}, but this model reads one kind of media at a time.", field="prompt"
+            )
         if any(item.leads_prompt for item in media):
             return place_leading_items(token_ids, media, self.tokenizer.find_token)
         return token_ids, find_media_items(token_ids, media, self.tokenizer.find_token) if media else []
@@ -437,7 +440,7 @@ class TextPipeline:
         """Compile the requested format and the tools to the grammar that the engine reads; "" if the answer is free.
 
         Takes up to seconds, and interferes with other threads: servers have grammar workers do this
-        (``serving/workers/grammar_workers.py``). Raises Invalid.
+        (``serving/workers/grammar_workers.py``). Raises InvalidValue.
         """
         return self.answer_compiler.compile_answer(prompt, grammar)
 
@@ -502,8 +505,8 @@ class TextPipeline:
     ) -> tuple[str, list[int], list[tuple[int, int]]]:
         """Return a prompt's text (rendered, for a conversation), its token ids, and each token's character span.
 
-        ``with_spans``: otherwise the spans are left out. ``media``: the items of the prompt. Raises Invalid if there
-        are more than ``max_tokens`` tokens.
+        ``with_spans``: otherwise the spans are left out. ``media``: the items of the prompt. Raises InvalidValue if
+        there are more than ``max_tokens`` tokens.
         """
         if isinstance(prompt, TextPair | JoinedPrompt):
             ids = self.prepare_prompt(prompt).token_ids
@@ -523,7 +526,7 @@ class TextPipeline:
         else:
             ids, spans = encoder.encode(encodable, special, max_tokens), []
         if max_tokens is not None and len(ids) > max_tokens:
-            raise Invalid(f"The text has over {max_tokens} tokens, more than are counted at once.", field="prompt")
+            raise InvalidValue(f"The text has over {max_tokens} tokens, more than are counted at once.", field="prompt")
         return text, ids, spans
 
 

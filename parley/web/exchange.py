@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from parley.dialects.dialect import Dialect
 from parley.dialects.reply import Answer, HeaderList, Reply
-from parley.errors import BadRequest, Invalid, ParleyError, RateLimited, TooLarge, UnknownCoding, excerpt
+from parley.errors import BadRequest, InvalidValue, ParleyError, RateLimited, TooLarge, UnknownCoding, excerpt
 from parley.tracing.http_span import HttpRequestEnd, encode_http_span
 from parley.tracing.request_trace import RequestTrace, SpanExporter
 from parley.types import NO_TENANT, KeyLimitStates, Tenant
@@ -154,13 +154,14 @@ class Exchange:
         return str((self.scope.get("client") or ("", 0))[0])
 
     def client_timeout(self) -> float | None:
-        """Return the client's timeout from the request header in seconds, None if there is none. Raises Invalid."""
+        """Return the client's timeout from the request header in seconds, None if there is none. Raises
+        InvalidValue."""
         header = self.headers.get(TIMEOUT_HEADER)
         if header is None:
             return None
         if not SECONDS_PATTERN.fullmatch(header) or not float(header):
             requirement = "The header X-Request-Timeout must be a number of seconds above 0 and below 1000000000"
-            raise Invalid(f"{requirement}, but is {excerpt(header.decode('latin-1'))}.", field="timeout")
+            raise InvalidValue(f"{requirement}, but is {excerpt(header.decode('latin-1'))}.", field="timeout")
         return float(header)
 
     async def read_body(self) -> bytes:

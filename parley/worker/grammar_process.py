@@ -18,7 +18,7 @@ import msgspec
 
 from parley import wire
 from parley.child_process import ignore_group_signals, limit_resource
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.log_lines import set_up_child_logging
 from parley.text.grammar.answer_compiler import AnswerCompiler
 from parley.text.grammar.answer_question import (
@@ -74,7 +74,7 @@ class GrammarProcess:
     def _answer_question(self, message: CompileAnswer) -> AnswerCompiled | AnswerRefused:
         try:
             return AnswerCompiled(self._find_compiler(message.setup).compile_answer(*decode_question(message.question)))
-        except Invalid as error:
+        except InvalidValue as error:
             return AnswerRefused(error.message, error.field)
         except RecursionError:
             return AnswerRefused(TOO_DEEP)

@@ -1,11 +1,11 @@
-"""Anthropic's files: uploads, lists, and messages whose pictures and documents name a file."""
+"""Anthropic's files: uploads, lists, and messages whose images and documents name a file."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from support.media_answers import picture_base64, picture_bytes
+from support.media_answers import image_base64, image_bytes
 from support.openai_batches import FORM_HEADERS, KEYS
 from support.sound_forms import encode_form
 from test_media_requests import media_settings
@@ -105,12 +105,12 @@ async def test_bad_uploads_and_lists_are_refused(serve):
     assert answer.status == 400 and "stores no files" in answer.json["error"]["message"]
 
 
-async def test_message_reads_an_uploaded_picture_as_one_in_the_body(serve):
+async def test_message_reads_an_uploaded_image_as_one_in_the_body(serve):
     server = await serve(settings=media_settings("qwen3_vl"))
-    file = (await upload(server, picture_bytes(1), "a.png")).json
+    file = (await upload(server, image_bytes(1), "a.png")).json
     asked = {"type": "text", "text": "What is this?"}
     sources = (
-        {"type": "base64", "media_type": "image/png", "data": picture_base64(1)},
+        {"type": "base64", "media_type": "image/png", "data": image_base64(1)},
         {"type": "file", "file_id": file["id"]},
     )
     for prefix in ("", "/anthropic"):
@@ -126,7 +126,7 @@ async def test_message_reads_an_uploaded_picture_as_one_in_the_body(serve):
         ]
         assert answers[0]["content"] == answers[1]["content"]
         assert answers[0]["usage"]["output_tokens"] == 8
-    unnamed = (await upload(server, picture_bytes(1), "a")).json
+    unnamed = (await upload(server, image_bytes(1), "a")).json
     block = {"type": "image", "source": {"type": "file", "file_id": unnamed["id"]}}
     answer = await server.post("/v1/messages", body_of(block), **VERSION)
     assert answer.status == 400 and "messages.0.content.0.source." in answer.json["error"]["message"]
@@ -176,9 +176,9 @@ async def test_files_of_a_request_are_limited_together(serve):
     assert answer.status == 413 and "67108864 bytes together" in answer.json["error"]["message"], answer.body
 
 
-async def test_picture_in_a_document_of_blocks_may_be_an_uploaded_file(live_cluster):
+async def test_image_in_a_document_of_blocks_may_be_an_uploaded_file(live_cluster):
     server = (await live_cluster("flex", settings=lambda: media_settings("qwen3_vl"))).front
-    file = (await upload(server, picture_bytes(1), "a.png")).json
+    file = (await upload(server, image_bytes(1), "a.png")).json
     source = {"type": "content", "content": [{"type": "image", "source": {"type": "file", "file_id": file["id"]}}]}
     body = body_of({"type": "document", "source": source}, {"type": "text", "text": "What is this?"}, max_tokens=8)
     answer = await server.post("/v1/messages", body, **VERSION)

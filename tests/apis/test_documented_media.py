@@ -1,7 +1,7 @@
 """Examples with media in the vendors' own documents, whole and streamed: they get the documented members.
 
 ``tests/data/media_examples.json`` holds the documented bodies and answers. The bodies are sent byte for byte, but for
-the folder of their picture; after that, with each other form of a value that the documents describe.
+the folder of their image; after that, with each other form of a value that the documents describe.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.http_client import Answer, RunningServer
-from support.media_answers import make_picture
+from support.media_answers import make_image
 from support.media_files import SOUND_FORMATS, VIDEO_FORMATS, image_file, sine_wave, sound_file, video_file
 from support.media_host import http_answer, run_media_host
 from support.member_paths import member_paths
@@ -29,16 +29,16 @@ from parley.settings.media_hosts import parse_media_host
 from parley.types import ParleySettings
 
 EXAMPLES = json.loads((Path(__file__).parent.parent / "data" / "media_examples.json").read_text("utf-8"))
-PICTURE = "/xxxx/test.png"
+IMAGE = "/xxxx/test.png"
 # The documented chat is that of the server's own OpenAI interface; vLLM's interface refuses its top_k.
 MOUNTS = (*universal_mounts(), ApiMount("/native", service_dialect(MindieRules("strict", vllm=False))))
 SOUND = sine_wave(0.2, 48_000)[None]
 # By the part's type: the media type of a file's data: URL, and the file, with each documented extension.
 FILES: dict[str, dict[str, tuple[str, bytes]]] = {
     "image_url": {
-        ".png": ("image/png", image_file(make_picture(1))),
-        ".jpg": ("image/jpeg", image_file(make_picture(1), "JPEG")),
-        ".JPEG": ("image/jpeg", image_file(make_picture(1), "JPEG")),
+        ".png": ("image/png", image_file(make_image(1))),
+        ".jpg": ("image/jpeg", image_file(make_image(1), "JPEG")),
+        ".JPEG": ("image/jpeg", image_file(make_image(1), "JPEG")),
     },
     "video_url": {
         ".mp4": ("video/mp4", video_file(**VIDEO_FORMATS["mp4"], frames=6)),
@@ -110,7 +110,7 @@ def streamed_text(answer: Answer) -> str:
 async def test_documented_examples_get_the_documented_members(start, tmp_path: Path):
     server = await start("qwen2_vl")
     for example in EXAMPLES:
-        body = example["body"].replace(PICTURE, f"{tmp_path}/test.png")
+        body = example["body"].replace(IMAGE, f"{tmp_path}/test.png")
         answer = await send(server, example["path"], body)
         assert member_paths(answer.json) == member_paths(example["answer"])
         streamed = body.replace('"stream": false', '"stream": true')
@@ -145,16 +145,14 @@ async def assert_forms_give_one_text(server: RunningServer, part_type: str, fold
         for extension in FILES[part_type]:
             texts = set()
             for form in documented_forms(part_type, extension, folder, port):
-                body = (
-                    example["body"].replace('"image_url"', f'"{part_type}"').replace(f'"{PICTURE}"', json.dumps(form))
-                )
+                body = example["body"].replace('"image_url"', f'"{part_type}"').replace(f'"{IMAGE}"', json.dumps(form))
                 body = body.replace('"seed": null', '"seed": 5').replace('tokens": 20', 'tokens": 3')
                 answer = await send(server, example["path"], body)
                 texts.add(answer_text(answer.json))
             assert len(texts) == 1, (example["path"], extension)
 
 
-async def test_every_documented_form_of_a_picture_and_a_video_is_read(start, host, tmp_path: Path):
+async def test_every_documented_form_of_an_image_and_a_video_is_read(start, host, tmp_path: Path):
     server = await start("qwen2_vl")
     for extension in FILES["image_url"] | FILES["video_url"]:
         host.answers[f"/test{extension}?X-Amz-Signature=0f"] = host.answers[f"/test{extension}"]

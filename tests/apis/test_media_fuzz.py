@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from support.fuzz import MAX_EXAMPLES, encode, run_in_loop
 from support.http_client import Answer, RunningServer
-from support.media_answers import picture_bytes, picture_url
+from support.media_answers import image_bytes, image_data_url
 from support.media_files import sine_wave, wav_file
 from support.media_host import http_answer, redirect_to, run_media_host
 from support.multimodal_models import multimodal_folder
@@ -45,16 +45,16 @@ async def start(serve, tmp_path: Path):
 
     It returns the server and the host's address.
     """
-    (tmp_path / "a.png").write_bytes(picture_bytes(1))
-    (tmp_path / "cut.jpg").write_bytes(picture_bytes(1, "PNG")[:200])
+    (tmp_path / "a.png").write_bytes(image_bytes(1))
+    (tmp_path / "cut.jpg").write_bytes(image_bytes(1, "PNG")[:200])
     (tmp_path / "a.wav").write_bytes(wav_file(sine_wave(0.1, 16_000)[None], 16_000))
     (tmp_path / "link.png").symlink_to("/etc/hostname")
     os.mkfifo(tmp_path / "pipe.png")
     async with run_media_host() as host:
         host.answers |= {
-            "/a.png": http_answer(picture_bytes(1)),
-            "/b.jpg": http_answer(picture_bytes(2)),
-            "/cut.png": http_answer(picture_bytes(3)[:300]),
+            "/a.png": http_answer(image_bytes(1)),
+            "/b.jpg": http_answer(image_bytes(2)),
+            "/cut.png": http_answer(image_bytes(3)[:300]),
             "/loop.png": redirect_to("/loop.png"),
             "/private.png": redirect_to("http://169.254.169.254/a.png"),
             "/empty.mp4": http_answer(b""),
@@ -113,7 +113,9 @@ def check_answer(path: str, body: bytes, answer: Answer, error_members: tuple[st
 
 async def test_odd_media_get_an_answer_or_an_error_of_their_api(start: Any, tmp_path: Path):
     server, host = await start("qwen2_vl")
-    await fuzz_calls(server, media_calls, {"type": "image_url", "image_url": {"url": picture_url(1)}}, host, tmp_path)
+    await fuzz_calls(
+        server, media_calls, {"type": "image_url", "image_url": {"url": image_data_url(1)}}, host, tmp_path
+    )
 
 
 async def test_odd_clips_get_an_answer_or_an_error_of_their_api(start: Any, tmp_path: Path):

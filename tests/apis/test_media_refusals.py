@@ -1,4 +1,4 @@
-"""Media that cannot be used, through a running server: each API's own bytes, and no picture in an answer or a log."""
+"""Media that cannot be used, through a running server: each API's own bytes, and no image in an answer or a log."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ import pytest
 from support.server_fixtures import MODEL_INFO
 
 SEES = msgspec.structs.replace(MODEL_INFO, media_kinds=frozenset({"image"}))
-SECRET = "c2VjcmV0" * 8  # a picture's data
+SECRET = "c2VjcmV0" * 8  # an image's data
 NO_BASE64 = f"data:image/png;base32,{SECRET}"
 TEXT = {"type": "text", "text": "What?"}
 OPENAI_SENTENCE = "Invalid 'messages[0].content[1].image_url': a data: URL must have the form data:TYPE;base64,DATA."

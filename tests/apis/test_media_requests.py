@@ -1,4 +1,4 @@
-"""Pictures over HTTP: the tokens are those of Transformers for the same checkpoint and picture, in every API."""
+"""Images over HTTP: the tokens are those of Transformers for the same checkpoint and image, in every API."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from support.media_answers import (
-    altered_picture_url,
+    altered_image_url,
     chat_text,
-    picture_base64,
-    picture_bytes,
-    picture_url,
+    image_base64,
+    image_bytes,
+    image_data_url,
     reference_ids,
 )
 from support.media_host import http_answer, run_media_host
@@ -31,7 +31,7 @@ from parley.types import ParleySettings
 TOKENS = 10
 IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
 QUESTION = "What is this?"
-PICTURE_FAMILIES = sorted(family for family, shape in FAMILIES.items() if "image" in shape.parts)
+IMAGE_FAMILIES = sorted(family for family, shape in FAMILIES.items() if "image" in shape.parts)
 # The fused decoder with three axes of positions, with added embeddings and with one axis; and Transformers' own code.
 SAMPLE = ["qwen3_vl", "llava", "gemma3"]
 
@@ -42,7 +42,7 @@ def media_settings(family: str, **options: Any) -> ParleySettings:
 
 
 def image_part(seed: int) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": picture_url(seed)}}
+    return {"type": "image_url", "image_url": {"url": image_data_url(seed)}}
 
 
 def chat_body(*parts: Any, **members: Any) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def reference_prompt_ids(family: str, parts: list[str | None], *seeds: int) -> t
     return reference_ids(family, chat_text(family, ("user", parts)), seeds, TOKENS)
 
 
-async def test_embedding_routes_read_pictures(serve):
+async def test_embedding_routes_read_images(serve):
     server = await serve(settings=media_settings("qwen3_vl"))
     turns = [[{"role": "user", "content": content}] for content in ([image_part(1)], [image_part(2)], QUESTION)]
     mixed = [{"type": "text", "text": QUESTION}, image_part(1)]
@@ -65,9 +65,9 @@ async def test_embedding_routes_read_pictures(serve):
     wanted = [item["embedding"] for item in embedded.json["data"]]
     assert all(one != other for one, other in itertools.combinations(wanted, 2))
     for path in ("/v2/embed", "/vllm/v2/embed", "/cohere/v2/embed"):
-        pictures = await server.post(path, {"model": "tiny", "images": [picture_url(1), picture_url(2)]})
-        assert pictures.status == 200, pictures.body
-        assert pictures.json["embeddings"]["float"] == [pytest.approx(vector, abs=1e-6) for vector in wanted[:2]]
+        images = await server.post(path, {"model": "tiny", "images": [image_data_url(1), image_data_url(2)]})
+        assert images.status == 200, images.body
+        assert images.json["embeddings"]["float"] == [pytest.approx(vector, abs=1e-6) for vector in wanted[:2]]
         inputs = [{"content": [{"type": "text", "text": QUESTION}]}, {"content": mixed}]
         contents = await server.post(path, {"model": "tiny", "inputs": inputs})
         assert contents.json["embeddings"]["float"] == [pytest.approx(vector, abs=1e-6) for vector in wanted[2:]]
@@ -78,7 +78,7 @@ async def test_embedding_routes_read_pictures(serve):
     await server.wait_until_idle()
 
 
-@pytest.mark.parametrize("family", PICTURE_FAMILIES if IS_NIGHT else SAMPLE)
+@pytest.mark.parametrize("family", IMAGE_FAMILIES if IS_NIGHT else SAMPLE)
 async def test_chat_has_the_tokens_of_transformers(serve, family):
     server = await serve(settings=media_settings(family))
     for parts, seeds, content in (
@@ -112,9 +112,9 @@ async def test_stream_with_media_equals_the_whole_answer(serve):
     assert tokenized.json["tokens"] == prompt_ids
 
 
-async def test_the_same_picture_is_found_in_the_prefix_cache_and_another_is_not(serve):
+async def test_the_same_image_is_found_in_the_prefix_cache_and_another_is_not(serve):
     server = await serve(settings=media_settings("llava"))
-    altered = {"type": "image_url", "image_url": {"url": altered_picture_url(1)}}
+    altered = {"type": "image_url", "image_url": {"url": altered_image_url(1)}}
     parts = [image_part(1), image_part(1), image_part(2), altered]
     answers = [await server.post("/v1/chat/completions", chat_body(part, QUESTION)) for part in parts]
     first, again, *_ = answers
@@ -124,7 +124,7 @@ async def test_the_same_picture_is_found_in_the_prefix_cache_and_another_is_not(
     assert again.json["choices"] == first.json["choices"]
 
 
-async def test_a_hundred_requests_with_one_picture_fetch_decode_and_encode_it_once(serve, monkeypatch):
+async def test_a_hundred_requests_with_one_image_fetch_decode_and_encode_it_once(serve, monkeypatch):
     jobs: list[ProcessMedia] = []
     process_media = MediaWorkers.process_media
 
@@ -134,7 +134,7 @@ async def test_a_hundred_requests_with_one_picture_fetch_decode_and_encode_it_on
 
     monkeypatch.setattr(MediaWorkers, "process_media", record_job)
     async with run_media_host() as host:
-        host.answers["/a.png"] = http_answer(picture_bytes(5))
+        host.answers["/a.png"] = http_answer(image_bytes(5))
         media = MediaOptions(hosts=(parse_media_host(f"127.0.0.1:{host.port}"),))
         server = await serve(settings=media_settings("qwen3_vl"), media=media)
         url = f"http://127.0.0.1:{host.port}/a.png"
@@ -171,7 +171,7 @@ async def test_every_api_gives_the_same_text(serve):
     server = await serve(settings=media_settings("llava"))
     plain = await server.post("/v1/chat/completions", chat_body(image_part(1), QUESTION))
     text = plain.json["choices"][0]["message"]["content"]
-    parts = [{"type": "image_url", "image_url": picture_url(1)}, {"type": "text", "text": QUESTION}]
+    parts = [{"type": "image_url", "image_url": image_data_url(1)}, {"type": "text", "text": QUESTION}]
     mindie = await server.post("/mindie/v1/chat/completions", chat_body(*parts))
     assert mindie.json["choices"][0]["message"]["content"] == text
     databricks = {"messages": chat_body(image_part(1), QUESTION)["messages"], "max_tokens": TOKENS, "temperature": 0}
@@ -179,13 +179,13 @@ async def test_every_api_gives_the_same_text(serve):
     assert answer.json["choices"][0]["message"]["content"] == text, answer.body
     _, expected_ids = reference_ids("llava", f"<image>\n{QUESTION}", (1,), TOKENS)
     expected_text = server.model.text_pipeline.tokenizer.decode(expected_ids)
-    inputs = f"![](data:image/png;base64,{picture_base64(1)})\n{QUESTION}"
+    inputs = f"![](data:image/png;base64,{image_base64(1)})\n{QUESTION}"
     parameters = {"max_new_tokens": TOKENS, "ignore_eos_token": True}
     tgi = await server.post("/tgi/generate", {"inputs": inputs, "parameters": parameters})
     assert tgi.json["generated_text"] == expected_text, tgi.body
     triton = {
         "text_input": f"<image>\n{QUESTION}",
-        "image": [picture_base64(1)],
+        "image": [image_base64(1)],
         "exclude_input_in_output": True,
         "sampling_parameters": json.dumps({"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}),
     }
@@ -194,7 +194,7 @@ async def test_every_api_gives_the_same_text(serve):
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "gemma4", "gemma4_31b"] if IS_NIGHT else ["gemma4"])
-async def test_a_decode_instance_answers_about_a_picture_without_opening_it(alike, monkeypatch, family):
+async def test_a_decode_instance_answers_about_an_image_without_opening_it(alike, monkeypatch, family):
     monkeypatch.setattr(served_model, "MediaWorkers", MediaWorkers)  # each server has its own
 
     def settings() -> ParleySettings:
@@ -212,7 +212,7 @@ def started_media_processes(server: Any) -> int:
     return len(server.model.media_workers.idle_process_ids)
 
 
-async def test_tokenized_prompts_have_the_tokens_of_their_pictures(serve):
+async def test_tokenized_prompts_have_the_tokens_of_their_images(serve):
     server = await serve(settings=media_settings("llava"))
     prompt_ids, _ = reference_prompt_ids("llava", [None, QUESTION], 1)
     conversation = chat_body(image_part(1), QUESTION)
@@ -221,7 +221,7 @@ async def test_tokenized_prompts_have_the_tokens_of_their_pictures(serve):
         assert answer.json["tokens"] == prompt_ids, (path, answer.body)
     tokens = (await server.post("/tgi/chat_tokenize", conversation)).json["tokenize_response"]
     assert [token["id"] for token in tokens] == prompt_ids
-    link = f"![](data:image/png;base64,{picture_base64(1)})\n{QUESTION}"
+    link = f"![](data:image/png;base64,{image_base64(1)})\n{QUESTION}"
     linked_ids, _ = reference_ids("llava", f"<image>\n{QUESTION}", (1,), TOKENS)
     tokens = (await server.post("/tgi/tokenize", {"inputs": link})).json
     assert [token["id"] for token in tokens] == linked_ids

@@ -1,4 +1,4 @@
-"""Pictures by URL and from files, over HTTP in every API: what is allowed is read, and attacks are refused."""
+"""Images by URL and from files, over HTTP in every API: what is allowed is read, and attacks are refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 import pytest
-from support.media_answers import picture_base64
+from support.media_answers import image_base64
 from support.media_host import MediaHost, http_answer, redirect_to, run_media_host
 from support.multimodal_models import multimodal_folder
 
@@ -16,21 +16,21 @@ from parley.serving.server_options import MediaOptions
 from parley.settings.media_hosts import parse_media_host
 from parley.types import ParleySettings
 
-PICTURE = base64.b64decode(picture_base64(1))
+IMAGE = base64.b64decode(image_base64(1))
 QUESTION = "What is this?"
 
 
 @pytest.fixture
 async def host():
     async with run_media_host() as media_host:
-        media_host.answers["/a.png"] = http_answer(PICTURE)
+        media_host.answers["/a.png"] = http_answer(IMAGE)
         yield media_host
 
 
 @pytest.fixture
 async def ask(serve, host: MediaHost, tmp_path):
     """Start a server that fetches from the host and reads files of a folder; return what asks it in each API."""
-    (tmp_path / "a.png").write_bytes(PICTURE)
+    (tmp_path / "a.png").write_bytes(IMAGE)
     (tmp_path / "link.png").symlink_to("/etc/hostname")
     os.mkfifo(tmp_path / "pipe.png")
     hosts = (parse_media_host(f"127.0.0.1:{host.port}"), parse_media_host("any-public"))
@@ -81,9 +81,9 @@ def answer_text(api: str, answer: Any) -> str:
     return answer.json["generated_text"] if api == "tgi" else answer.json["choices"][0]["message"]["content"]
 
 
-async def test_pictures_by_url_and_from_files_are_those_in_base64(ask, host: MediaHost, tmp_path):
+async def test_images_by_url_and_from_files_are_those_in_base64(ask, host: MediaHost, tmp_path):
     for api in PATHS:
-        sent = answer_text(api, await ask(api, f"data:image/png;base64,{picture_base64(1)}"))
+        sent = answer_text(api, await ask(api, f"data:image/png;base64,{image_base64(1)}"))
         assert answer_text(api, await ask(api, f"http://127.0.0.1:{host.port}/a.png")) == sent
         if api in ("openai", "vllm", "mindie"):
             assert answer_text(api, await ask(api, f"file://{tmp_path}/a.png")) == sent
@@ -92,14 +92,14 @@ async def test_pictures_by_url_and_from_files_are_those_in_base64(ask, host: Med
 
 async def test_attacks_by_url_are_refused_in_every_api(ask, host: MediaHost, tmp_path):
     async with run_media_host() as sink:  # on a port that no rule names
-        sink.answers["/a.png"] = http_answer(PICTURE)
+        sink.answers["/a.png"] = http_answer(IMAGE)
         answers = {
             "/private.png": redirect_to("http://169.254.169.254/latest/a.png"),
             "/port.png": redirect_to(f"http://127.0.0.1:{sink.port}/a.png"),
             "/number.png": redirect_to(f"http://2130706433:{sink.port}/a.png"),
             "/endless.png": redirect_to("/endless.png"),
             "/huge.png": b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
-            "/text.png": http_answer(b"no picture"),
+            "/text.png": http_answer(b"no image"),
             "/compressed.png": http_answer(b"\x1f\x8b" * 100, "Content-Encoding: gzip"),
         }
         host.answers |= answers
@@ -136,7 +136,7 @@ async def test_attacks_by_url_are_refused_in_every_api(ask, host: MediaHost, tmp
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 2  # the server keeps an idle connection or two
 
 
-async def test_a_client_that_leaves_ends_the_fetch_of_its_picture(ask, host: MediaHost):
+async def test_a_client_that_leaves_ends_the_fetch_of_its_image(ask, host: MediaHost):
     async def say_nothing(_writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(3600)
 

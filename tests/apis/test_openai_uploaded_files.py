@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 import pytest
-from support.media_answers import picture_bytes, picture_url
+from support.media_answers import image_bytes, image_data_url
 from support.openai_batches import FORM_HEADERS, KEYS, OTHER, OWNER
 from support.sound_forms import encode_form
 from test_media_requests import media_settings
@@ -35,9 +35,9 @@ def text_of(answer: Any) -> str:
     return answer.json["output"][0]["content"][0]["text"]
 
 
-async def test_uploaded_picture_is_read_as_one_in_the_body(serve):
+async def test_uploaded_image_is_read_as_one_in_the_body(serve):
     server = await serve(settings=media_settings("qwen3_vl"))
-    file_id = await upload(server, picture_bytes(1), "a.png", "vision")
+    file_id = await upload(server, image_bytes(1), "a.png", "vision")
     asked = {"type": "input_text", "text": "What is this?"}
     members = {"temperature": 0, "ignore_eos": True, "max_output_tokens": 8}
     for url in ("/v1/responses", "/openai/v1/responses"):
@@ -46,7 +46,7 @@ async def test_uploaded_picture_is_read_as_one_in_the_body(serve):
         answers = [
             await server.post(url, body_of(part, asked, **members))
             for part in (
-                {"type": "input_image", "image_url": picture_url(1)},
+                {"type": "input_image", "image_url": image_data_url(1)},
                 {"type": "input_image", "file_id": file_id, "detail": "auto"},
                 {"type": "input_file", "file_id": file_id},
             )
@@ -81,14 +81,14 @@ async def test_uploaded_text_is_in_the_prompt_of_its_owner_alone(serve, live_clu
 
 
 @pytest.mark.parametrize("is_cluster", [False, True], ids=["server", "coordinator"])
-async def test_chat_reads_an_uploaded_picture(serve, live_cluster, is_cluster):
+async def test_chat_reads_an_uploaded_image(serve, live_cluster, is_cluster):
     def settings() -> Any:
         return media_settings("qwen3_vl")
 
     server = (await live_cluster("flex", settings=settings)).front if is_cluster else await serve(settings=settings())
-    file_id = await upload(server, picture_bytes(1), "a.png", "user_data")
+    file_id = await upload(server, image_bytes(1), "a.png", "user_data")
     texts = []
-    for file in ({"file_data": picture_url(1)}, {"file_id": file_id}):
+    for file in ({"file_data": image_data_url(1)}, {"file_id": file_id}):
         content = [{"type": "file", "file": file}, {"type": "text", "text": "What is this?"}]
         body = {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0}
         answer = await server.post("/v1/chat/completions", body | {"ignore_eos": True})
@@ -104,11 +104,11 @@ async def test_uploaded_files_that_cannot_be_read_are_refused(serve):
     server = await serve(reply=repeat_prompt)
     unknown = await upload(server, b"\0", "a", "user_data")
     broken = await upload(server, b"\xff", "a.txt", "assistants")
-    picture = await upload(server, picture_bytes(1), "a.png", "vision")
+    image = await upload(server, image_bytes(1), "a.png", "vision")
     for part, status, sentence in (
         ({"type": "input_file", "file_id": unknown}, 400, "is a file of type 'unknown'"),
         ({"type": "input_file", "file_id": broken}, 400, "the text must be UTF-8"),
-        ({"type": "input_image", "file_id": picture}, 400, "this model reads text only"),
+        ({"type": "input_image", "file_id": image}, 400, "this model reads text only"),
         ({"type": "input_file", "file_id": "file-x"}, 404, "No such File object: 'file-x'."),
         ({"type": "input_file", "file_id": 5}, 400, "file_id"),
         ({"type": "input_file", "file_id": unknown, "file_data": "aGk="}, 400, "together with 'file_data'"),
@@ -155,11 +155,11 @@ async def test_screenshot_of_a_computer_may_be_an_uploaded_file(serve, live_clus
         server = (await live_cluster(*roles, settings=lambda: media_settings("qwen3_vl"))).front
     else:
         server = await serve(settings=media_settings("qwen3_vl"))
-    file_id = await upload(server, picture_bytes(1), "a.png", "vision")
+    file_id = await upload(server, image_bytes(1), "a.png", "vision")
     call = {"type": "computer_call", "call_id": "c", "actions": [{"type": "screenshot"}], "pending_safety_checks": []}
     members = {"model": "tiny", "temperature": 0, "max_output_tokens": 8, "tools": [{"type": "computer"}]}
     answers = []
-    for source in ({"image_url": picture_url(1)}, {"file_id": file_id}):
+    for source in ({"image_url": image_data_url(1)}, {"file_id": file_id}):
         output = {"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"} | source}
         asked = [{"role": "user", "content": "Look."}, call, output]
         answers.append(await server.post("/v1/responses", {"input": asked} | members))

@@ -171,8 +171,8 @@ def test_limits_of_keys_are_exact_over_all_processes(scripted_server: ProcessSer
 
 
 def test_a_request_that_is_passed_on_counts_once(scripted_server: ProcessServer, keys):
-    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    body = {"messages": [{"role": "user", "content": [picture]}]}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    body = {"messages": [{"role": "user", "content": [image]}]}
     statuses = Counter(scripted_server.call("/v1/chat/completions", body, **keys[1]["media"])[0] for _ in range(12))
     assert statuses == {400: 10, 429: 2}
 

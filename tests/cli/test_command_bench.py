@@ -201,7 +201,7 @@ def test_bench_times_follow_their_definitions():
     assert result["reasons"] == {"no": 1}
 
 
-def test_random_pictures_are_png_files_of_their_size():
+def test_random_images_are_png_files_of_their_size():
     from io import BytesIO
 
     from PIL import Image
@@ -213,7 +213,7 @@ def test_random_pictures_are_png_files_of_their_size():
     assert data != random_png(5, 3, Random(2))
 
 
-def test_bench_sends_pictures_before_the_text(parley, url):
+def test_bench_sends_images_before_the_text(parley, url):
     done = parley("bench", "--url", url, "--images", "1", *SMALL)
     assert (done.returncode, done.stderr) == (
         2,

@@ -55,9 +55,9 @@ def test_piped_chat_understands_commands(parley, url, tmp_path):
     assert "unheard" not in done.stdout
 
 
-def test_an_unreadable_picture_does_not_lose_the_files_for_the_question(url, tmp_path):
+def test_an_unreadable_image_does_not_lose_the_files_for_the_question(url, tmp_path):
     (tmp_path / "notes.txt").write_text("Buy milk")
-    (tmp_path / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "broken.png").write_bytes(b"no image")
     client = OpenAIClient(ServerAddress.parse_url(url))
     chat = Conversation(client, client.list_models()[0], settings={"max-tokens": 60})
     chat.run_slash_command(f"/read {tmp_path / 'notes.txt'}")
@@ -336,7 +336,7 @@ def test_rejects_invalid_server_addresses(text):
         ServerAddress.parse_url(text)
 
 
-PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(20)
+IMAGE = b"\x89PNG\r\n\x1a\n" + bytes(20)
 
 
 def saved_questions(parley, faulty, tmp_path: Path, *lines: str) -> tuple[list[Any], str]:
@@ -349,9 +349,9 @@ def saved_questions(parley, faulty, tmp_path: Path, *lines: str) -> tuple[list[A
     return [turn["content"] for turn in turns if turn["role"] == "user"], done.stderr
 
 
-def test_chat_sends_pictures_that_a_command_or_a_question_names(parley, faulty, tmp_path):
+def test_chat_sends_images_that_a_command_or_a_question_names(parley, faulty, tmp_path):
     for name in ("cat.png", "my dog.PNG"):
-        (tmp_path / name).write_bytes(PICTURE)
+        (tmp_path / name).write_bytes(IMAGE)
     cat, dog = tmp_path / "cat.png", tmp_path / "my dog.PNG"
     escaped = str(dog).replace(" ", "\\ ")
     lines = [f"/image {cat}", "What is this?", f"{cat} and '{dog}'", f"Compare {escaped}", "none.png is text"]
@@ -366,9 +366,9 @@ def test_chat_sends_pictures_that_a_command_or_a_question_names(parley, faulty, 
     ]
 
 
-def test_chat_refuses_files_that_are_no_pictures(parley, faulty, tmp_path):
+def test_chat_refuses_files_that_are_no_images(parley, faulty, tmp_path):
     text, large = tmp_path / "text.png", tmp_path / "large.png"
-    text.write_text("no picture")
+    text.write_text("no image")
     large.touch()
     os.truncate(large, 26 << 20)
     lines = ["/image", f"/image {tmp_path}/none.png", f"/image {large}", f"see {text}", "hello"]

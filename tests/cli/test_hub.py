@@ -242,7 +242,7 @@ def test_downloads_the_files_of_one_gguf_model_and_then_finds_them_offline(tmp_p
     assert refusal in resolve_in_process(model, tmp_path, HF_HUB_OFFLINE="1")[0]
 
 
-def test_leaves_out_the_encoder_of_pictures_if_another_is_meant(tmp_path, running_server):
+def test_leaves_out_the_encoder_of_images_if_another_is_meant(tmp_path, running_server):
     """The fifth of the overrides is its file, or none."""
     model = "owner/ggufs:q8_0"
     resolve_in_process(model, tmp_path, running_server.server_port, "", "", "", "", "none")

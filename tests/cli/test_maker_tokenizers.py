@@ -84,7 +84,7 @@ def test_conversations_are_written_as_mistral_does(number, tmp_path):
     assert tokenizer.encode(text, False) == chat["ids"]
 
 
-def test_a_template_of_mistral_writes_marks_of_pictures_and_sound(tmp_path):
+def test_a_template_of_mistral_writes_marks_of_images_and_sound(tmp_path):
     """As mistral-common writes Voxtral's conversations: nothing stands between a clip and the text."""
     folder = write_folder(tmp_path / "m", "tekken")
     media: list[MediaKind] = ["audio", "image"]

@@ -5,7 +5,7 @@ versions in ``ENVIRONMENTS``), starts a server, or with ``--cluster`` a coordina
 this folder, and exits with 1 if one of them failed. An environment that cannot be created counts as a failure: a client
 that did not run was not tested.
 
-The scripts in ``media`` send pictures, video and sound to a second server. Its models are small ones that
+The scripts in ``media`` send images, video and sound to a second server. Its models are small ones that
 ``media/write_cases.py`` writes, with the answers of Transformers, which the scripts find through ``MEDIA_CASES``. Those
 in ``encoder`` and ``classifier`` have a server each, too, whose main model is one. Those in ``browser`` and
 ``browser_media`` open the web page in Chromium. Those in ``agents`` and some others have servers whose model follows a
@@ -211,10 +211,10 @@ SCRIPTS = {
     "media/ai_sdk.mjs": "node-older",
     "media/huggingface_inference.mjs": "node",
     "browser/pages.mjs": "node-browser",
-    "browser_media/pictures.mjs": "node-browser",
+    "browser_media/images.mjs": "node-browser",
     "browser/screenshots.mjs": "node-browser",
 }
-UNTESTED = ("browser/screenshots.mjs",)  # writes pictures for docs/, so it runs by its name alone
+UNTESTED = ("browser/screenshots.mjs",)  # writes images for docs/, so it runs by its name alone
 MINUTES = 3  # time limit of a script
 
 

@@ -40,11 +40,11 @@ def test_later_sequences_overtake_a_sequence_waiting_for_the_encoder() -> None:
     """Each step encodes one block and computes all other rows as well."""
     bench = LoopHarness(step_ms=0)
     bench.encoder.blocks = 30
-    bench.loop.add_request(request_with("picture", make_item("cat", 3, 20)))
+    bench.loop.add_request(request_with("image", make_item("cat", 3, 20)))
     bench.loop.add_request(EngineRequest("text", [1, 2, 3], max_tokens=20))
     bench.drain()
-    assert [rows[0][0] for rows in bench.runner.steps] == ["text"] * 20 + ["picture"] * 3
-    assert bench.merged_output("picture") == run_alone(request_with("picture", make_item("cat", 3, 20)))
+    assert [rows[0][0] for rows in bench.runner.steps] == ["text"] * 20 + ["image"] * 3
+    assert bench.merged_output("image") == run_alone(request_with("image", make_item("cat", 3, 20)))
 
 
 def test_decodes_have_a_row_in_every_step_while_items_are_encoded() -> None:
@@ -53,7 +53,7 @@ def test_decodes_have_a_row_in_every_step_while_items_are_encoded() -> None:
     bench.loop.add_request(EngineRequest("text", [1, 2, 3], max_tokens=60))
     bench.step()
     for number in range(3):
-        bench.loop.add_request(request_with(f"picture {number}", make_item(f"{number}", 3, 20)))
+        bench.loop.add_request(request_with(f"image {number}", make_item(f"{number}", 3, 20)))
     blocks_by_step = []
     while not bench.outputs.get(("text", 0), [])[-1].finish_reason:
         before = bench.encoder.block_count
@@ -67,30 +67,30 @@ def test_encoder_waits_while_the_prefill_share_is_used_up() -> None:
     bench = LoopHarness(step_ms=0, prefill_share=0.0)
     bench.loop.add_request(EngineRequest("text", [1, 2, 3], max_tokens=20))
     bench.step()
-    bench.loop.add_request(request_with("picture", make_item("cat", 3, 20)))
+    bench.loop.add_request(request_with("image", make_item("cat", 3, 20)))
     while not bench.outputs["text", 0][-1].finish_reason:
         bench.step()
         assert not bench.encoder.block_count
     bench.drain()
-    assert bench.merged_output("picture").finish_reason == "length"
+    assert bench.merged_output("image").finish_reason == "length"
 
 
 def test_prefill_share_does_not_hold_back_a_preempted_answer() -> None:
     bench = LoopHarness(step_ms=0, prefill_share=0.0, media_cache=0, prefix_cache=False, slots=2)
     bench.loop.add_request(EngineRequest("text", [1, 2, 3], max_tokens=100))
-    bench.loop.add_request(request_with("picture", make_item("cat", 3, 20), max_tokens=20))
+    bench.loop.add_request(request_with("image", make_item("cat", 3, 20), max_tokens=20))
     bench.prefill_share.set_share(1.0)
-    while ("picture", 0) not in bench.outputs:
+    while ("image", 0) not in bench.outputs:
         bench.step()
     bench.prefill_share.set_share(0.0)
     bench.loop.scheduler.preempt_last()
     while not bench.outputs["text", 0][-1].finish_reason:
         bench.step()
-    assert bench.outputs["picture", 0][-1].finish_reason == "length" and len(bench.encoder.encoded_digests) == 2
+    assert bench.outputs["image", 0][-1].finish_reason == "length" and len(bench.encoder.encoded_digests) == 2
     bench.drain()
 
 
-def test_requests_with_the_same_picture_share_one_encoding() -> None:
+def test_requests_with_the_same_image_share_one_encoding() -> None:
     bench = LoopHarness(slots=8, media_cache=0)
     for number in range(8):  # the tokens before it differ, so they share no page
         tokens = [number, *PROMPT[:40]]
@@ -118,7 +118,7 @@ def test_item_that_ends_after_the_cached_pages_is_encoded_again() -> None:
     assert bench.merged_output("second").token_ids == bench.merged_output("first").token_ids
 
 
-def test_pages_of_another_picture_are_not_found() -> None:
+def test_pages_of_another_image_are_not_found() -> None:
     bench = LoopHarness()
     for number, (name, start) in enumerate([("cat", 20), ("dog", 20), ("cat", 21), ("cat", 20)]):
         bench.loop.add_request(request_with(f"{number}", make_item(name, start, 20)))
@@ -126,8 +126,8 @@ def test_pages_of_another_picture_are_not_found() -> None:
     assert [bench.merged_output(f"{number}").cached_tokens for number in range(4)] == [0, 16, 16, 48]
 
 
-def test_next_turn_finds_answer_pages_only_after_the_same_picture() -> None:
-    """The page that the answer completes begins with the picture."""
+def test_next_turn_finds_answer_pages_only_after_the_same_image() -> None:
+    """The page that the answer completes begins with the image."""
     bench = LoopHarness()
     bench.loop.add_request(request_with("turn 1", make_item("cat", 18, 10), length=30, max_tokens=30))
     bench.drain()
@@ -171,7 +171,7 @@ def test_new_requests_wait_for_room_in_the_cache() -> None:
     assert len(bench.encoder.encoded_digests) == 6
 
 
-def test_same_picture_twice_in_a_prompt_is_held_until_its_second_place() -> None:
+def test_same_image_twice_in_a_prompt_is_held_until_its_second_place() -> None:
     bench = LoopHarness(budgets=(16,), media_cache=0)
     request = request_with("twice", make_item("cat", 3, 20), make_item("cat", 60, 20), length=100)
     bench.loop.add_request(request)
@@ -199,10 +199,10 @@ def test_sequence_returns_from_the_encoder_to_its_position() -> None:
     bench = LoopHarness(slots=1, step_ms=0)
     bench.loop.add_request(EngineRequest("running", [1, 2, 3], max_tokens=10))
     bench.step()
-    bench.loop.add_request(request_with("picture", make_item("cat", 3, 20), max_tokens=1))
+    bench.loop.add_request(request_with("image", make_item("cat", 3, 20), max_tokens=1))
     bench.loop.add_request(EngineRequest("later", [1, 2, 3], max_tokens=1))
     bench.drain()
-    assert list(dict.fromkeys(rows[0][0] for rows in bench.runner.steps)) == ["running", "picture", "later"]
+    assert list(dict.fromkeys(rows[0][0] for rows in bench.runner.steps)) == ["running", "image", "later"]
 
 
 def test_items_are_encoded_in_order_of_priority_and_arrival() -> None:
@@ -238,7 +238,7 @@ def test_cancel_stops_the_encoder() -> None:
     assert not bench.outputs
 
 
-def test_cancelled_request_does_not_drop_a_shared_picture() -> None:
+def test_cancelled_request_does_not_drop_a_shared_image() -> None:
     bench = LoopHarness()
     bench.encoder.before_block = lambda: time.sleep(0.001)
     for request_id in ("first", "second"):
@@ -250,7 +250,7 @@ def test_cancelled_request_does_not_drop_a_shared_picture() -> None:
     assert len(bench.encoder.encoded_digests) == 1
 
 
-def test_picture_is_encoded_again_if_the_first_request_closed_its_features() -> None:
+def test_image_is_encoded_again_if_the_first_request_closed_its_features() -> None:
     bench = LoopHarness()
     bench.encoder.before_block = lambda: time.sleep(0.001)
     bench.encoder.failing = {make_item("cat", 0, 1).digest}
@@ -362,9 +362,9 @@ def test_misplaced_items_fail_every_choice_with_reason(media: list[MediaItem], s
 def test_model_without_an_encoder_rejects_media() -> None:
     bench = LoopHarness()
     bench.runner.media_encoder = None
-    bench.loop.add_request(request_with("picture", make_item("cat", 3, 20)))
+    bench.loop.add_request(request_with("image", make_item("cat", 3, 20)))
     bench.drain()
-    assert bench.merged_output("picture").error == "The model reads text only."
+    assert bench.merged_output("image").error == "The model reads text only."
 
 
 def test_placeholders_may_lie_outside_of_the_vocabulary_where_embeddings_replace_them() -> None:
@@ -433,7 +433,7 @@ def test_idle_engine_sends_heartbeats_only_while_its_encoder_progresses(progress
     assert bool(beats) == progresses
 
 
-def test_request_waits_for_its_picture_while_the_idle_loop_sends_heartbeats() -> None:
+def test_request_waits_for_its_image_while_the_idle_loop_sends_heartbeats() -> None:
     """The messages loop has no other work and waits for the encoder's result."""
     bench = LoopHarness()
     inbox: EngineInbox = queue.SimpleQueue()

@@ -407,8 +407,8 @@ def test_unprepared_request_does_not_block_others() -> None:
 
 def test_waiting_beam_takes_pages_from_a_younger_request() -> None:
     """A request that lacks a page gives up its own to a preempted beam, for which another beam of its search waits."""
-    picture = make_item("picture", 0, 1)
-    search = EngineRequest("search", make_prompt(3, 0, 19), max_tokens=20, beam=BeamOptions(2), media=[picture])
+    image = make_item("image", 0, 1)
+    search = EngineRequest("search", make_prompt(3, 0, 19), max_tokens=20, beam=BeamOptions(2), media=[image])
     younger = EngineRequest("younger", COMMON_TOKENS[:48], max_tokens=45)
     bench = LoopHarness(blocks=8, slots=2, budgets=(16,), long_rope_after=37, step_ms=0, media_cache=0)
     for request in (

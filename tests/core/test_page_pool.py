@@ -18,7 +18,7 @@ def page_hashes(tokens: list[int], *names: str, media: list[MediaItem] | None = 
     return hashes
 
 
-def picture(name: str, start: int, count: int) -> MediaItem:
+def image(name: str, start: int, count: int) -> MediaItem:
     return MediaItem("image", sha256(name.encode()).digest(), start, count, [EmbeddingRun(0, count)])
 
 
@@ -95,15 +95,15 @@ def test_page_hashes_of_text_keep_their_values() -> None:
 @pytest.mark.parametrize(
     ("item", "other", "shared_pages"),
     [
-        (picture("cat", 20, 8), picture("cat", 20, 8), 5),
-        (picture("cat", 20, 8), picture("dog", 20, 8), 1),  # the page of the item and all later ones differ
-        (picture("cat", 20, 8), picture("cat", 21, 8), 1),
-        (picture("cat", 20, 8), picture("cat", 36, 8), 1),
-        (picture("cat", 32, 16), picture("dog", 32, 16), 2),
-        (picture("cat", 31, 2), picture("dog", 31, 2), 1),  # its first token is the last of a page
-        (picture("cat", 16, 64), picture("dog", 16, 64), 1),
-        (picture("cat", 79, 1), picture("dog", 79, 1), 4),
-        (picture("cat", 80, 4), picture("dog", 80, 4), 5),
+        (image("cat", 20, 8), image("cat", 20, 8), 5),
+        (image("cat", 20, 8), image("dog", 20, 8), 1),  # the page of the item and all later ones differ
+        (image("cat", 20, 8), image("cat", 21, 8), 1),
+        (image("cat", 20, 8), image("cat", 36, 8), 1),
+        (image("cat", 32, 16), image("dog", 32, 16), 2),
+        (image("cat", 31, 2), image("dog", 31, 2), 1),  # its first token is the last of a page
+        (image("cat", 16, 64), image("dog", 16, 64), 1),
+        (image("cat", 79, 1), image("dog", 79, 1), 4),
+        (image("cat", 80, 4), image("dog", 80, 4), 5),
     ],
 )
 def test_prompts_share_pages_up_to_the_first_media_item_that_differs(
@@ -118,8 +118,8 @@ def test_prompts_share_pages_up_to_the_first_media_item_that_differs(
 
 
 def test_order_of_media_items_within_a_page_changes_its_hash() -> None:
-    cat, dog = picture("cat", 2, 3), picture("dog", 9, 3)
-    swapped = [picture("dog", 2, 3), picture("cat", 9, 3)]
+    cat, dog = image("cat", 2, 3), image("dog", 9, 3)
+    swapped = [image("dog", 2, 3), image("cat", 9, 3)]
     hashes = {page_hashes([7] * 16, media=media)[0] for media in ([cat], [dog], [cat, dog], swapped, [])}
     assert len(hashes) == 5
 
@@ -130,7 +130,7 @@ def test_page_hashes_with_media_do_not_depend_on_how_they_are_extended(
 ) -> None:
     media, end = [], 0
     for count, gap in lengths:
-        media.append(picture(f"{count}", end + gap, count))
+        media.append(image(f"{count}", end + gap, count))
         end = media[-1].end
     tokens = list(range(96))
     hashes: list[bytes] = []

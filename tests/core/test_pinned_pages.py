@@ -477,7 +477,7 @@ def test_a_full_pool_of_states_refuses_reservations_and_leases_no_page() -> None
     assert not bench.loop.pinned_pages.reserved_count
 
 
-def test_reservation_finds_only_pages_of_the_same_picture() -> None:
+def test_reservation_finds_only_pages_of_the_same_image() -> None:
     pinned_pages = LoopHarness(blocks=30).loop.pinned_pages
     skipped: list[int] = []
     for key, digest, start in [("a", b"cat", 20), ("b", b"cat", 20), ("c", b"dog", 20), ("d", b"cat", 21)]:

@@ -125,7 +125,7 @@ def omni_model(thinker: str) -> Any:
     )
 )
 def test_text_of_omni_models_continues_behind_the_last_frame(thinker, parts):
-    """Pictures, videos and clips, with a mark before and after each and a text behind it."""
+    """Images, videos and clips, with a mark before and after each and a text behind it."""
     token_ids: list[int] = [0]
     items: list[MediaItem] = []
     grids: dict[int, list] = {IMAGE_ID: [], VIDEO_ID: []}
@@ -159,8 +159,8 @@ def test_text_of_omni_models_continues_behind_the_last_frame(thinker, parts):
 
 @settings(max_examples=30, deadline=None)
 @given(sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=3), cut=st.integers(0, 60))
-def test_positions_of_numbered_pictures_equal_those_of_transformers(sizes, cut):
-    """HunyuanOCR has four axes. A picture has a mark after each row, and one at both ends."""
+def test_positions_of_numbered_images_equal_those_of_transformers(sizes, cut):
+    """HunyuanOCR has four axes. An image has a mark after each row, and one at both ends."""
     types: list[int] = [TEXT]
     items: list[MediaItem] = []
     for rows, columns in sizes:

@@ -39,7 +39,7 @@ COUNTS = (
 HELLO = [{"role": "user", "content": "Hello"}]
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 CALL = {"id": "f_1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
-PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}}
 START = (
     b'event: message-start\ndata: {"id":"%b","type":"message-start","delta":{"message":{"role":"assistant",'
     b'"content":[],"tool_plan":"","tool_calls":[],"citations":[]}}}\n\n' % ID
@@ -248,7 +248,7 @@ def test_cohere_finish_reasons(done, stop, expected):
     assert json.loads(answer_body(read_chat(), done=done, stop=stop))["finish_reason"] == expected
 
 
-def test_cohere_usage_counts_pictures_apart():
+def test_cohere_usage_counts_images_apart():
     reply = read_chat()
     reply.add_events([ChoiceDone(0, "stop", USAGE)])
     usage = Usage(prompt_tokens=70, completion_tokens=2, media_tokens={"image": 60})
@@ -328,13 +328,13 @@ def test_cohere_tools_and_their_choice():
     assert chat_of(tools=[TOOL], tool_choice="NONE").tool_choice == "none"
 
 
-def test_cohere_pictures_stand_in_their_place():
-    content = [{"type": "text", "text": "a"}, PICTURE, {"type": "text", "text": "b"}]
+def test_cohere_images_stand_in_their_place():
+    content = [{"type": "text", "text": "a"}, IMAGE, {"type": "text", "text": "b"}]
     (message,) = chat_of(messages=[{"role": "user", "content": content}]).messages
-    picture = Media(
+    image = Media(
         "image", EncodedMedia("AAAA", "image/png"), "messages[0].content[1].image_url", "low", processor_options={}
     )
-    assert message == Message("user", "ab", media=[PlacedMedia(1, picture)])
+    assert message == Message("user", "ab", media=[PlacedMedia(1, image)])
 
 
 def test_single_cohere_part_may_stand_for_a_list():
@@ -374,9 +374,9 @@ def test_cohere_documents_begin_the_last_turn_of_the_user_otherwise():
     text = "Document 0:\ntext: Paris is large.\n\nDocument doc-1:\ntitle: t\nsize: 2\n\nSo?"
     assert (prompt.options, prompt.messages[-1]) == ({}, Message("user", text))
     assert [message.content for message in prompt.messages[:-1]] == ["Hello", "Hi"]
-    pictured = dataclasses.replace(PLAIN, media_limits={"image": 1})
+    imaged = dataclasses.replace(PLAIN, media_limits={"image": 1})
     (turn,) = chat_of(
-        context=pictured, documents=["x"], messages=[{"role": "user", "content": [PICTURE]}]
+        context=imaged, documents=["x"], messages=[{"role": "user", "content": [IMAGE]}]
     ).messages  # fmt: skip
     assert turn.media[0].position == len("Document 0:\ntext: x\n\n")
 

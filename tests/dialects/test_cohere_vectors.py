@@ -16,8 +16,8 @@ ROUTES = {route.path: route for route in STRICT.routes}
 EMBED_ROUTE, RERANK_ROUTE = ROUTES["/v2/embed"], ROUTES["/v2/rerank"]
 ID = b"00000000-0000-0000-0000-00000000000f"
 USAGE = Usage(prompt_tokens=70)
-PICTURE_URL = "data:image/png;base64,AAAA"
-PICTURE = {"type": "image_url", "image_url": {"url": PICTURE_URL}}
+IMAGE_DATA_URL = "data:image/png;base64,AAAA"
+IMAGE = {"type": "image_url", "image_url": {"url": IMAGE_DATA_URL}}
 VECTOR, OTHER = b"\x00\x00\x00\x3f\x00\x00\x00\x00", b"\x00\x00\x00\x00\x00\x00\x00\x3f"
 
 
@@ -74,10 +74,10 @@ def test_cohere_embed_has_vectors_by_type():
         (EMBED_ROUTE, {"images": ["a"]}, "invalid request: exactly one of 'texts', 'images' and 'inputs' must be"),
         (RERANK_ROUTE, {"documents": []}, "invalid request: documents must not be empty."),
         (RERANK_ROUTE, {"query": None}, "invalid request: required 'query' param is missing or empty."),
-        (EMBED_ROUTE, {"images": [PICTURE_URL], "texts": None}, "images"),
+        (EMBED_ROUTE, {"images": [IMAGE_DATA_URL], "texts": None}, "images"),
         (
             EMBED_ROUTE,
-            {"inputs": [{"content": [PICTURE]}], "texts": None},
+            {"inputs": [{"content": [IMAGE]}], "texts": None},
             "'inputs[0].content[0].type' is 'image_url'",
         ),
         (EMBED_ROUTE, {"inputs": [{"content": [{"type": "text"}]}], "texts": None}, "inputs[0].content[0].text"),

@@ -1,4 +1,4 @@
-"""Pictures, video and sound in Databricks' conversations, under strict and lenient rules."""
+"""Images, video and sound in Databricks' conversations, under strict and lenient rules."""
 
 import json
 from typing import Any

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from parley.dialects.fields import MAX_DEPTH, Fields, decode_fields
 from parley.dialects.json_body import LAZY_SIZE
-from parley.errors import BadRequest, Invalid, MalformedBody, MissingField, WrongType
+from parley.errors import BadRequest, InvalidValue, MalformedBody, MissingField, WrongType
 
 
 def refusal(read) -> BadRequest:
@@ -60,7 +60,7 @@ def test_decode_error_names_the_position_of_bytes_that_are_not_utf8(length):
 
 @pytest.mark.parametrize("value", [10**400, -(10**400)])
 def test_number_without_limits_refuses_integers_beyond_all_floats(value):
-    assert isinstance(refusal(lambda: Fields({"a": value}).number("a", 0.0)), Invalid)
+    assert isinstance(refusal(lambda: Fields({"a": value}).number("a", 0.0)), InvalidValue)
 
 
 def test_decode_keeps_last_of_duplicate_members():
@@ -127,7 +127,7 @@ def test_fields_accept_only_whole_floats_as_integers():
 )
 def test_fields_refuse_integers_out_of_range(value, code):
     error = refusal(lambda: Fields({"n": value}).integer("n", 1, 1, 128))
-    assert isinstance(error, Invalid)
+    assert isinstance(error, InvalidValue)
     assert (error.field, error.code) == ("n", code)
     assert "at least 1 and at most 128" in error.message
     assert len(error.message) < 200
@@ -187,7 +187,7 @@ def test_fields_read_weights_by_token_id():
 
     assert weights({"12": -100, "0": 5.5}) == {12: -100.0, 0: 5.5}
     for wrong in ({"x": 1}, {"-1": 1}, {"1.0": 1}, {"²": 1}, {"9" * 30: 1}, {"": 1}):
-        assert isinstance(refusal(lambda wrong=wrong: weights(wrong)), Invalid)
+        assert isinstance(refusal(lambda wrong=wrong: weights(wrong)), InvalidValue)
     assert refusal(lambda: weights({"1": 101})).field == "b.1"
     assert refusal(lambda: weights({"1": "x"})).code == "invalid_type"
     assert refusal(lambda: weights({str(i): 1 for i in range(3)})).code == "object_above_max_length"

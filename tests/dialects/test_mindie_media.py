@@ -1,4 +1,4 @@
-"""Pictures, video and sound in MindIE's five interfaces: how a value is understood, its sentences, and their status."""
+"""Images, video and sound in MindIE's five interfaces: how a value is understood, its sentences, and their status."""
 
 import json
 from collections.abc import Callable

@@ -305,7 +305,7 @@ def test_ollama_refuses_other_times():
     assert read_chat(keep_alive="-1").request == read_chat().request
 
 
-def test_ollama_reads_history_with_calls_and_pictures():
+def test_ollama_reads_history_with_calls_and_images():
     history = [
         {"role": "System", "content": "Be brief."},
         {"role": "user", "content": "What?", "images": ["aGk=", "data:image/png;base64,aGo="]},

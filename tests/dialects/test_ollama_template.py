@@ -15,7 +15,7 @@ from parley.dialects.ollama.go_template.functions import FUNCTION_NAMES
 from parley.dialects.ollama.go_template.parser import parse_template
 from parley.dialects.ollama.template import TemplateInput, render_prompt
 from parley.dialects.request_context import RequestContext
-from parley.errors import Invalid, ParleyError
+from parley.errors import InvalidValue, ParleyError
 from parley.types import ChatPrompt, EncodedMedia, Media, Message, PlacedMedia
 
 DATA = {
@@ -135,14 +135,14 @@ def test_go_template_writes_as_go_does(source, expected):
 
 @pytest.mark.parametrize(("source", "message"), FAULTS.items())
 def test_go_template_errors_name_the_line(source, message):
-    with pytest.raises(Invalid) as caught:
+    with pytest.raises(InvalidValue) as caught:
         execute_template(parse_template(source, FUNCTION_NAMES), DATA, 100)
     assert (caught.value.message, caught.value.field) == (message, "template")
 
 
 @pytest.mark.parametrize(("source", "reason"), HOSTILE.items(), ids=range(len(HOSTILE)))
 def test_go_template_cannot_hang_or_fill_the_server(source, reason):
-    with pytest.raises(Invalid, match=reason):
+    with pytest.raises(InvalidValue, match=reason):
         render_prompt(source, TemplateInput("p" * 1000))
 
 
@@ -151,7 +151,7 @@ def test_go_template_cannot_hang_or_fill_the_server(source, reason):
 def test_any_template_is_rendered_or_refused(source):
     try:
         assert isinstance(render_prompt(source, TemplateInput("p", "s"))[0], str)
-    except Invalid as error:
+    except InvalidValue as error:
         assert error.field == "template" and error.message.startswith("template: ")
 
 
@@ -250,7 +250,7 @@ def test_ollama_refuses_templates_in_its_form(rules, members, status, text):
 
 @pytest.mark.parametrize("constant", [r'"\ud800"', r'"\Uffffffff"', r'"\777"', "1e400", "-1e400"])
 def test_invalid_escapes_are_refused(constant):
-    with pytest.raises(Invalid, match="bad constant"):
+    with pytest.raises(InvalidValue, match="bad constant"):
         render_prompt(f"{{{{ {constant} }}}}", TemplateInput("Hi"))
 
 

@@ -21,10 +21,10 @@ SCREEN = {"type": "computer"}
 PREVIEW = {"type": "computer_use_preview", "display_width": 800, "display_height": 600, "environment": "browser"}
 SEARCH = {"type": "tool_search", "execution": "client", "description": "Find tools.",
           "parameters": {"type": "object", "properties": {"goal": {"type": "string"}}}}  # fmt: skip
-PICTURES = RequestContext("0f", 1700000000, "fp_1", media_limits={"image": 4})
+IMAGES = RequestContext("0f", 1700000000, "fp_1", media_limits={"image": 4})
 GOAL = '"goal":"weather"'
 LS = '"ls","-a"'
-PICTURE = "data:image/png;base64,aGk="
+IMAGE = "data:image/png;base64,aGk="
 SHELL_CALL = {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}}
 
 
@@ -36,7 +36,7 @@ def call_events(name: str, arguments: str, size: int = 1000, reason: str = "tool
 def written(tool: dict[str, Any], arguments: str, size: int, reason: str = "tool") -> bytes:
     """Return the events of the stream's one item."""
     name = tool["type"].removesuffix("_use_preview")
-    data = stream(read(context=PICTURES, tools=[tool], stream=True), *call_events(name, arguments, size, reason))
+    data = stream(read(context=IMAGES, tools=[tool], stream=True), *call_events(name, arguments, size, reason))
     frames = data.split(b"\n\n")
     return b"\n\n".join(frames[2:-3])
 
@@ -145,8 +145,8 @@ KNOWN_EVENT, KNOWN_RESPONSE = TypeAdapter(types.ResponseStreamEvent), TypeAdapte
 def test_stream_of_a_client_tool_ends_with_the_answer_in_one_piece(name, size):
     tool, arguments, ending, expected = CALLS[name]
     events = call_events(tool["type"].removesuffix("_use_preview"), arguments, size, ending)
-    answer = answer_body(read(context=PICTURES, tools=[tool]), *events)
-    streamed = events_of(stream(read(context=PICTURES, tools=[tool], stream=True), *events))
+    answer = answer_body(read(context=IMAGES, tools=[tool]), *events)
+    streamed = events_of(stream(read(context=IMAGES, tools=[tool], stream=True), *events))
     (item,) = answer["output"]
     assert {key: item[key] for key in expected} == expected and answer["tools"] == [tool]
     assert streamed[-1]["response"] == answer and streamed[-2]["item"] == item
@@ -167,13 +167,13 @@ def test_stream_of_a_client_tool_ends_with_the_answer_in_one_piece(name, size):
 
 
 def test_client_tools_are_functions_whose_calls_follow_a_schema():
-    reply = read(STRICT, PICTURES, tools=[SHELL, PATCH, LOCAL_SHELL, SCREEN])
+    reply = read(STRICT, IMAGES, tools=[SHELL, PATCH, LOCAL_SHELL, SCREEN])
     functions = [tool["function"] for tool in reply.request.prompts[0].tools]
     assert [function["name"] for function in functions] == ["shell", "apply_patch", "local_shell", "computer"]
     for function in functions:
         assert function["strict"] and function["description"]
         prepare_for_llguidance(function["parameters"])  # raises GrammarRefused
-    (preview,) = read(context=PICTURES, tools=[PREVIEW]).request.prompts[0].tools
+    (preview,) = read(context=IMAGES, tools=[PREVIEW]).request.prompts[0].tools
     sentence = " The screen is 800 pixels wide and 600 pixels high. It shows a browser."
     assert preview["function"]["description"].endswith(sentence)
     assert read(tools=[{"type": "shell"}]).request.prompts[0].tools[0]["function"] == functions[0]
@@ -196,7 +196,7 @@ def test_tool_choice_names_client_tools_by_their_type():
         (PREVIEW, "computer_use_preview", "computer"),
     ):
         for rules in ({}, {"rules": STRICT}):
-            reply = read(context=PICTURES, tools=[tool], tool_choice={"type": kind}, **rules)
+            reply = read(context=IMAGES, tools=[tool], tool_choice={"type": kind}, **rules)
             chat = reply.request.prompts[0]
             assert (chat.tool_choice, chat.forced_tool) == ("required", name)
             assert answer_body(reply, done())["tool_choice"] == {"type": kind}
@@ -240,16 +240,16 @@ def test_calls_and_outputs_of_client_tools_become_turns():
     assert [message.content for message in others[1:]] == ["as text", "out", "The patch was applied."]
 
 
-def test_screenshots_are_pictures_in_the_conversation():
+def test_screenshots_are_images_in_the_conversation():
     action = {"type": "click", "x": 1, "y": 2, "button": "left"}
-    output = {"type": "computer_call_output", "output": {"type": "computer_screenshot", "image_url": PICTURE}}
+    output = {"type": "computer_call_output", "output": {"type": "computer_screenshot", "image_url": IMAGE}}
     for members, arguments in (
         ({"actions": [action]}, f'{{"actions":[{json.dumps(action, separators=(",", ":"))}]}}'),
         ({"action": action}, f'{{"action":{json.dumps(action, separators=(",", ":"))}}}'),
     ):
         items = [{"type": "computer_call", "call_id": "c", "pending_safety_checks": []} | members,
                  output | {"call_id": "c", "acknowledged_safety_checks": []}]  # fmt: skip
-        made, seen = messages_of(*items, context=PICTURES)
+        made, seen = messages_of(*items, context=IMAGES)
         assert made.tool_calls == [ToolCall("c", "computer", arguments)]
         (placed,) = seen.media
         source = EncodedMedia("aGk=", "image/png")
@@ -328,11 +328,11 @@ REFUSED = [  # members, field and code of the refusal
     ({"tools": [{"type": "namespace", "name": "ns", "tools": [SHELL]}]}, "tools[0].tools[0].type", "unsupported_value"),
     ({"tools": [SCREEN]}, "tools[0].type", "unsupported_value"),
     ({"tools": [PREVIEW]}, "tools[0].type", "unsupported_value"),
-    ({"tools": [PREVIEW | {"display_width": None}], "context": PICTURES}, "tools[0].display_width",
+    ({"tools": [PREVIEW | {"display_width": None}], "context": IMAGES}, "tools[0].display_width",
      "missing_required_parameter"),
-    ({"tools": [PREVIEW | {"display_width": 0}], "context": PICTURES}, "tools[0].display_width",
+    ({"tools": [PREVIEW | {"display_width": 0}], "context": IMAGES}, "tools[0].display_width",
      "integer_below_min_value"),
-    ({"tools": [PREVIEW | {"environment": "moon"}], "context": PICTURES}, "tools[0].environment", "invalid_value"),
+    ({"tools": [PREVIEW | {"environment": "moon"}], "context": IMAGES}, "tools[0].environment", "invalid_value"),
     ({"tools": [SHELL], "tool_choice": {"type": "apply_patch"}}, "tool_choice.type", "invalid_value"),
     ({"tools": [SHELL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [PATCH]}},
      "tool_choice.tools[0].type", "invalid_value"),

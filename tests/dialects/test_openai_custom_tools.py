@@ -11,7 +11,7 @@ from parley.dialects.databricks.api_rules import LENIENT_DATABRICKS_RULES, STRIC
 from parley.dialects.openai import chat, tokens
 from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import chat as vllm_chat
-from parley.errors import BadRequest, Invalid, Unsupported
+from parley.errors import BadRequest, InvalidValue, Unsupported
 from parley.types import ChoiceDelta, ChoiceDone, Message, PromptAccepted, TokenInfo, ToolCall, ToolCallDelta, Usage
 
 CONTEXT = RequestContext("0f", 1700000000, "fp_1", headers={b"content-type": b"application/json"})
@@ -230,7 +230,7 @@ def test_vllm_refuses_custom_tools_as_its_own_server_does():
     read = partial(vllm_chat.read_vllm_chat, context=CONTEXT)
     with pytest.raises(Unsupported):
         read(body_of(tools=[CUSTOM]))
-    with pytest.raises(Invalid, match=r"^Invalid value for `function`: `None` in `tool_choice`! Correct usage: "):
+    with pytest.raises(InvalidValue, match=r"^Invalid value for `function`: `None` in `tool_choice`! Correct usage: "):
         read(body_of(tools=[FUNCTION], tool_choice=CUSTOM_CHOICE))
     call = {"id": "c1", "type": "custom", "custom": {"name": "raw", "input": "a"}}
     with pytest.raises(BadRequest, match="type"):

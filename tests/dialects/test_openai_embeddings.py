@@ -125,7 +125,7 @@ def test_openai_embeddings_members_reach_the_request():
     assert isinstance(chat, ChatPrompt) and not chat.add_generation_prompt
 
 
-def test_embeddings_of_pictures_are_refused_if_the_model_reads_text_only():
+def test_embeddings_of_images_are_refused_if_the_model_reads_text_only():
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     with pytest.raises(
         BadRequest, match=r"'messages\[0\].content\[0\].type' is 'image_url', but this model reads text only"
@@ -133,7 +133,7 @@ def test_embeddings_of_pictures_are_refused_if_the_model_reads_text_only():
         read(None, messages=[{"role": "user", "content": [part]}])
 
 
-def test_classification_of_pictures_is_refused_even_if_the_model_reads_them():
+def test_classification_of_images_is_refused_even_if_the_model_reads_them():
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     body = json.dumps({"messages": [{"role": "user", "content": [part]}]}).encode()
     context = replace(CONTEXT, headers={b"content-type": b"application/json"})

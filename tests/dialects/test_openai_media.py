@@ -1,4 +1,4 @@
-"""Pictures, video and sound in OpenAI's conversations: what is read of each part, refusals, and the usage."""
+"""Images, video and sound in OpenAI's conversations: what is read of each part, refusals, and the usage."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from parley.dialects.openai import chat
 from parley.dialects.openai.error_answers import openai_error_answer
 from parley.dialects.request_context import ApiOptions, RequestContext
-from parley.errors import BadMedia, BadRequest, Invalid, MediaFault
+from parley.errors import BadMedia, BadRequest, InvalidValue, MediaFault
 from parley.types import (
     CachedMedia,
     ChatPrompt,
@@ -119,7 +119,7 @@ def test_openai_media_options_need_the_operators_trust():
         error = refusal([video], **{name: options[name]})
         assert error["param"] == name and "--trust-request-mm-kwargs" in error["message"]
     assert refusal([video], TRUSTING, media_io_kwargs={"video": 1})["param"] == "media_io_kwargs"
-    assert refusal([video], TRUSTING, media_io_kwargs={"picture": {}})["param"] == "media_io_kwargs"
+    assert refusal([video], TRUSTING, media_io_kwargs={"image": {}})["param"] == "media_io_kwargs"
 
 
 def test_openai_media_embeddings_need_the_operators_flag():
@@ -158,7 +158,7 @@ def test_openai_media_embeddings_need_the_operators_flag():
         ({"type": "file", "file": {"file_data": "aGk="}}, "file.file_data", "invalid_image_url"),
         ({"type": "file", "file": {"file_data": "data:application/pdf;base64,aGk="}}, "file.file_data",
          "invalid_value"),
-        ({"type": "picture"}, "type", "invalid_value"),
+        ({"type": "image"}, "type", "invalid_value"),
         ({"image_url": {"url": DATA_URL}}, "type", "missing_required_parameter"),
         ({"type": "image_url", "image_url": {"url": DATA_URL}, "uuid": 5}, "uuid", "invalid_type"),
     ],
@@ -253,7 +253,7 @@ def test_openai_media_errors_never_echo_a_data_url():
         {"type": "image_url", "image_url": {"url": " " + secret}},
     ):
         assert "QUJDQUJD" not in refusal([part])["message"]
-    assert "QUJDQUJD" not in str(Invalid(f"Got {secret}."))
+    assert "QUJDQUJD" not in str(InvalidValue(f"Got {secret}."))
 
 
 def test_openai_media_usage_counts_tokens_by_kind():

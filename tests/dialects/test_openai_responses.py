@@ -32,7 +32,7 @@ USAGE = Usage(prompt_tokens=9, completion_tokens=3, cached_tokens=4, reasoning_t
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
 CUSTOM = {"type": "custom", "name": "raw", "description": "Raw text."}
 NAMESPACE = {"type": "namespace", "name": "ns", "description": "d", "tools": [{"type": "function", "name": "g"}]}
-PICTURE = "data:image/png;base64,aGk="
+IMAGE = "data:image/png;base64,aGk="
 
 
 def read(rules: ResponsesRules = LENIENT, context: RequestContext = CONTEXT, **members: Any) -> ResponsesReply:
@@ -184,8 +184,8 @@ def test_responses_media_parts_are_read():
     context = replace(CONTEXT, media_limits={"image": 3})
     parts = [
         {"type": "input_text", "text": "a"},
-        {"type": "input_image", "image_url": PICTURE, "detail": "low"},
-        {"type": "input_file", "file_data": PICTURE, "filename": "b.png"},
+        {"type": "input_image", "image_url": IMAGE, "detail": "low"},
+        {"type": "input_file", "file_data": IMAGE, "filename": "b.png"},
         {"type": "input_file", "file_data": "data:text/plain;base64,Ynll", "filename": "b.txt"},
         {"type": "input_file", "file_data": "Lg==", "filename": "c.txt"},
     ]
@@ -319,7 +319,7 @@ REFUSED = [  # members, field and code of the refusal
     ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id", "missing_required_parameter"),
     ({"input": [{"type": "function_call_output", "call_id": "c", "output": "a"}]}, "input", None),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", None),
-    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": PICTURE}]}]},
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": IMAGE}]}]},
      "input[0].content[0].type", "unsupported_value"),
     ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
      "input[0].content[0].file_id", "unsupported_value"),

@@ -8,7 +8,7 @@ import pytest
 
 from parley.dialects.openai import chat, completions
 from parley.dialects.request_context import RequestContext
-from parley.errors import BadRequest, Invalid, Unsupported
+from parley.errors import BadRequest, InvalidValue, Unsupported
 from parley.types import (
     ChoiceDelta,
     ChoiceDone,
@@ -133,7 +133,7 @@ def test_vllm_members_header_overrides_body(read):
     for header, priority in ((b"3", 3), (b"-9223372036854775808", -(2**63))):
         assert read(head_with(header), priority=-7).request.priority == priority
     for header in (b"", b"high", b"1.5", b"9223372036854775808", b"1" * 5000):
-        with pytest.raises(Invalid, match="X-Vllm-Priority"):
+        with pytest.raises(InvalidValue, match="X-Vllm-Priority"):
             read(head_with(header))
     salted = head_with(b"tenant-42", b"x-cache-salt")
     assert read(salted).request.cache_salt == read(salted, cache_salt="own").request.cache_salt == "tenant-42"

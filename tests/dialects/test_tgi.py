@@ -23,7 +23,7 @@ from parley.errors import (
     EngineDied,
     EngineError,
     Forbidden,
-    Invalid,
+    InvalidValue,
     MalformedBody,
     NotAllowed,
     NotFound,
@@ -528,7 +528,7 @@ def test_tgi_writes_some_errors_without_json():
         b"Failed to parse the request body as JSON: Bad.",
         plain,
     )
-    assert DIALECT.render_error(Invalid("`x` is wrong")).status == 422
+    assert DIALECT.render_error(InvalidValue("`x` is wrong")).status == 422
 
 
 # -- answers

@@ -28,8 +28,8 @@ SIGNS = (0.5, -0.5, 0.0, -0.25, 1.0, -1.0, 2.0, -2.0, 0.125)  # nine values beco
 
 
 SIGHTED = replace(CONTEXT, media_limits={"image": 1})
-PICTURE_URL = "data:image/png;base64,AAAA"
-PICTURE = {"type": "image_url", "image_url": {"url": PICTURE_URL}}
+IMAGE_DATA_URL = "data:image/png;base64,AAAA"
+IMAGE = {"type": "image_url", "image_url": {"url": IMAGE_DATA_URL}}
 TEXT_PART = {"type": "text", "text": "a"}
 
 
@@ -120,21 +120,21 @@ def conversation(text, *places):
 
 
 def test_cohere_reads_images_and_contents_as_conversations():
-    request = read_embed(SIGHTED, images=[PICTURE_URL, PICTURE_URL], input_type="image").request
+    request = read_embed(SIGHTED, images=[IMAGE_DATA_URL, IMAGE_DATA_URL], input_type="image").request
     assert request.prompts == [conversation("", (0, "images[0]")), conversation("", (0, "images[1]"))]
     assert request.pooling == PoolingOptions(prompt="image")
-    inputs = [{"content": [TEXT_PART, PICTURE, TEXT_PART]}, {"content": [TEXT_PART, TEXT_PART]}]
+    inputs = [{"content": [TEXT_PART, IMAGE, TEXT_PART]}, {"content": [TEXT_PART, TEXT_PART]}]
     request = read_embed(SIGHTED, inputs=inputs).request
     assert request.prompts == [conversation("aa", (1, "inputs[0].content[1].image_url")), conversation("a\na")]
 
 
-def test_cohere_bills_all_tokens_of_pictures_as_theirs():
+def test_cohere_bills_all_tokens_of_images_as_theirs():
     vector = b"[0.5,-0.5,0.0,-0.25,1.0,-1.0,2.0,-2.0,0.125]"
     head = b'{"id":"embd-0f","embeddings":{"float":[' + vector + b']},"meta":{"api_version":{"version":"2"},'
     tail = b'"response_type":"embeddings_by_type"}'
     billed = b'"billed_units":{"input_tokens":0,"image_tokens":3}},'
-    assert answer_body(SIGHTED, images=[PICTURE_URL]) == head + billed + tail
-    assert answer_body(SIGHTED, inputs=[{"content": [TEXT_PART, PICTURE]}]) == head + billed + tail
+    assert answer_body(SIGHTED, images=[IMAGE_DATA_URL]) == head + billed + tail
+    assert answer_body(SIGHTED, inputs=[{"content": [TEXT_PART, IMAGE]}]) == head + billed + tail
     billed = b'"billed_units":{"input_tokens":3,"image_tokens":0}},'
     assert answer_body(inputs=[{"content": [TEXT_PART]}]) == head + billed + tail
 
@@ -151,13 +151,13 @@ def content_fault(part_type, member, size):
 @pytest.mark.parametrize(
     ("context", "body", "sentence"),
     [
-        (CONTEXT, {"images": [PICTURE_URL]}, "At most 0 image(s) may be provided in one prompt."),
-        (CONTEXT, {"inputs": [{"content": [PICTURE]}]}, "At most 0 image(s) may be provided in one prompt."),
+        (CONTEXT, {"images": [IMAGE_DATA_URL]}, "At most 0 image(s) may be provided in one prompt."),
+        (CONTEXT, {"inputs": [{"content": [IMAGE]}]}, "At most 0 image(s) may be provided in one prompt."),
         (SIGHTED, {"images": ["ftp://a/b"]}, "The URL must be either a HTTP, data or file URL."),
         (SIGHTED, {"images": ["data:image/png,a"]}, "Only base64 data URLs are supported for now."),
-        (SIGHTED, {"inputs": [{"content": [PICTURE, PICTURE]}]}, "At most 1 image(s) may be provided in one prompt."),
+        (SIGHTED, {"inputs": [{"content": [IMAGE, IMAGE]}]}, "At most 1 image(s) may be provided in one prompt."),
         (SIGHTED, {"inputs": [{"content": [{"type": "text"}]}]}, content_fault("text", "text", 1)),
-        (SIGHTED, {"inputs": [{"content": [PICTURE | {"image_url": {}}]}]},
+        (SIGHTED, {"inputs": [{"content": [IMAGE | {"image_url": {}}]}]},
          content_fault("image_url", "image_url.url", 2)),
         (SIGHTED, {"inputs": [{"content": [{"type": "video_url"}]}]}, "'video_url'. Supported types: text, image_url"),
         (SIGHTED, {"inputs": [{"content": [{}]}]}, "body.inputs.0.content.0.type"),

@@ -1,4 +1,4 @@
-"""Pictures, video and sound in vLLM's conversations: its forms of parts, its sentences and statuses, and its usage."""
+"""Images, video and sound in vLLM's conversations: its forms of parts, its sentences and statuses, and its usage."""
 
 import json
 from typing import Any

@@ -271,19 +271,19 @@ def test_late_interaction_compares_each_token_with_all_of_the_other_text(rows, o
     assert score == pytest.approx(expected, rel=1e-5)
 
 
-PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 SIGHTED = replace(CONTEXT, media_limits={"image": 1})
 
 
 def test_vllm_rerank_reads_content_parts():
-    documents = ["b", {"content": [{"type": "text", "text": "c"}, PICTURE, {"type": "text", "text": "d"}]}]
+    documents = ["b", {"content": [{"type": "text", "text": "c"}, IMAGE, {"type": "text", "text": "d"}]}]
     body = {"query": {"content": [{"type": "text", "text": "a"}]}, "documents": documents}
     reply = scores.read_rerank_request(json.dumps(body).encode(), SIGHTED)
-    picture = Media("image", EncodedMedia("AAAA", "image/png"), "documents[1].content[1].image_url")
+    image = Media("image", EncodedMedia("AAAA", "image/png"), "documents[1].content[1].image_url")
     assert reply.request.prompts == [
         TextPrompt("a"),
         TextPrompt("b"),
-        TextPrompt("cd", media=[PlacedMedia(1, picture)]),
+        TextPrompt("cd", media=[PlacedMedia(1, image)]),
     ]
     for place in range(3):
         reply.add_events([PromptVector(place, struct.pack("<2f", *VECTORS[place]))])
@@ -307,9 +307,9 @@ def test_vllm_score_reads_content_parts_for_a_cross_encoder():
 @pytest.mark.parametrize(
     ("documents", "context", "sentence"),
     [
-        ([{"content": [PICTURE]}], CONTEXT, "this model reads text only"),
-        ([{"content": [PICTURE]}], replace(SIGHTED, **CROSS_ENCODER), "a cross-encoder"),
-        ([{"content": [PICTURE, PICTURE]}], SIGHTED, "at most 1 image"),
+        ([{"content": [IMAGE]}], CONTEXT, "this model reads text only"),
+        ([{"content": [IMAGE]}], replace(SIGHTED, **CROSS_ENCODER), "a cross-encoder"),
+        ([{"content": [IMAGE, IMAGE]}], SIGHTED, "at most 1 image"),
         ([{"content": []}], SIGHTED, "cannot be empty"),
         ([{}], SIGHTED, "content"),
         ([{"content": [{"type": "text"}]}], SIGHTED, "text"),
@@ -319,7 +319,7 @@ def test_vllm_score_reads_content_parts_for_a_cross_encoder():
 def test_vllm_score_refuses_wrong_content_parts(documents, context, sentence):
     with pytest.raises(BadRequest, match=sentence):
         scores.read_rerank_request(json.dumps({"query": "a", "documents": documents}).encode(), context)
-    body = {"query": "a", "documents": [{"content": [PICTURE]}], "max_tokens_per_doc": 5}
+    body = {"query": "a", "documents": [{"content": [IMAGE]}], "max_tokens_per_doc": 5}
     with pytest.raises(Unsupported, match="limit of tokens"):
         scores.read_rerank_request(json.dumps(body).encode(), SIGHTED)
 

@@ -95,8 +95,8 @@ def test_hashes_a_prompt_in_arbitrary_bytes(body):
     assert [mark.tokens for mark in hashed.marks] == sorted(mark.tokens for mark in hashed.marks)
 
 
-PICTURE = base64.b64encode(bytes(range(256)) * 40).decode()  # 14 kB
-OTHER_PICTURE = base64.b64encode(bytes(range(255)) * 40).decode()
+IMAGE = base64.b64encode(bytes(range(256)) * 40).decode()  # 14 kB
+OTHER_IMAGE = base64.b64encode(bytes(range(255)) * 40).decode()
 MEDIA_BODIES = {
     "image_url": lambda data: chat_body(
         [[{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}]]
@@ -113,8 +113,8 @@ MEDIA_BODIES = {
 
 @pytest.mark.parametrize("form", MEDIA_BODIES)
 def test_media_count_as_a_thousand_characters(form):
-    body = MEDIA_BODIES[form](PICTURE)
-    one, same, other = map(hash_prompt, (body, body, MEDIA_BODIES[form](OTHER_PICTURE)))
+    body = MEDIA_BODIES[form](IMAGE)
+    one, same, other = map(hash_prompt, (body, body, MEDIA_BODIES[form](OTHER_IMAGE)))
     assert one.token_count < 400 < len(body) / CHARACTERS_PER_TOKEN
     assert one.marks and one.marks == same.marks
     assert one.marks[-1].prefix_hash != other.marks[-1].prefix_hash
@@ -126,12 +126,12 @@ def test_media_count_as_a_thousand_characters(form):
 @pytest.mark.parametrize("form", MEDIA_BODIES)
 def test_media_are_found_behind_escaped_slashes(form):
     """Some clients, such as PHP's, write a slash in JSON as two characters."""
-    body = MEDIA_BODIES[form](PICTURE).replace(b"/", b"\\/")
+    body = MEDIA_BODIES[form](IMAGE).replace(b"/", b"\\/")
     assert b"\\/" in body and hash_prompt(body).token_count < 400
 
 
 def test_text_after_media_keeps_its_marks():
-    url = f"data:image/png;base64,{PICTURE}"
+    url = f"data:image/png;base64,{IMAGE}"
     turns = [[{"type": "image_url", "image_url": {"url": url}}], "a" * 600]
     before, after = hash_prompt(chat_body(turns)), hash_prompt(chat_body([*turns, "b" * 600]))
     assert len(after.marks) > len(before.marks) and after.marks[: len(before.marks) - 1] == [

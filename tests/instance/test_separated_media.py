@@ -1,4 +1,4 @@
-"""Requests with pictures that one instance prefills and another decodes."""
+"""Requests with images that one instance prefills and another decodes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.media_answers import picture_url
+from support.media_answers import image_data_url
 from support.multimodal_models import IS_NIGHT, multimodal_folder
 from support.prefill_decode_pair import assert_same_answer
 
 from parley.types import ParleySettings
 
-PICTURE = {"type": "image_url", "image_url": {"url": picture_url(1)}}
+IMAGE = {"type": "image_url", "image_url": {"url": image_data_url(1)}}
 
 
 def media_settings() -> ParleySettings:
@@ -28,32 +28,32 @@ def chat_with(*parts: Any, **members: Any) -> bytes:
 
 
 def led_settings() -> ParleySettings:
-    """Those of a model that pictures lead the prompts of."""
+    """Those of a model that images lead the prompts of."""
     return msgspec.structs.replace(media_settings(), model=str(multimodal_folder("mllama")))
 
 
 @pytest.mark.skipif(not IS_NIGHT, reason="its servers take ten seconds to start")
-async def test_separated_stages_answer_about_pictures_that_lead_the_prompt(alike) -> None:
+async def test_separated_stages_answer_about_images_that_lead_the_prompt(alike) -> None:
     single_server, pair = await alike(settings=led_settings)
     for body in (
-        chat_with(PICTURE, "what is this, and where, and is there anything else"),
-        chat_with("first ", PICTURE, " then ", PICTURE, n=2),
-        chat_with("see ", PICTURE, use_beam_search=True, best_of=2),
-        chat_with("see ", PICTURE, prompt_logprobs=1),
+        chat_with(IMAGE, "what is this, and where, and is there anything else"),
+        chat_with("first ", IMAGE, " then ", IMAGE, n=2),
+        chat_with("see ", IMAGE, use_beam_search=True, best_of=2),
+        chat_with("see ", IMAGE, prompt_logprobs=1),
     ):
         await assert_same_answer(single_server, pair, "/v1/chat/completions", body)
     await pair.wait_until_idle()
 
 
-async def test_separated_stages_answer_about_pictures_like_one_server(alike) -> None:
-    """Also where a picture reaches into the last page, which is incomplete and so does not travel."""
+async def test_separated_stages_answer_about_images_like_one_server(alike) -> None:
+    """Also where an image reaches into the last page, which is incomplete and so does not travel."""
     single_server, pair = await alike(settings=media_settings)
-    bodies = [chat_with("a" * length, PICTURE) for length in range(16)]  # one of them ends so
+    bodies = [chat_with("a" * length, IMAGE) for length in range(16)]  # one of them ends so
     bodies += [
-        chat_with(PICTURE, "what is this, and where, and is there anything else"),
-        chat_with("first ", PICTURE, " then ", PICTURE, n=2),
-        chat_with("see ", PICTURE, use_beam_search=True, best_of=2),
-        chat_with("see ", PICTURE, prompt_logprobs=1),
+        chat_with(IMAGE, "what is this, and where, and is there anything else"),
+        chat_with("first ", IMAGE, " then ", IMAGE, n=2),
+        chat_with("see ", IMAGE, use_beam_search=True, best_of=2),
+        chat_with("see ", IMAGE, prompt_logprobs=1),
     ]
     for body in bodies:
         await assert_same_answer(single_server, pair, "/v1/chat/completions", body)

@@ -148,7 +148,7 @@ async def test_decode_engine_crash_reports_its_requests_as_lost(alike, stream: b
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_decode_that_lost_pages_of_a_picture_leaves_the_request_to_others(alike, stream: bool) -> None:
+async def test_decode_that_lost_pages_of_an_image_leaves_the_request_to_others(alike, stream: bool) -> None:
     _, pair = await alike(reply=long_reply, tick=0.01)
     chat_task = asyncio.create_task(ask_chat(pair, stream=stream, max_tokens=50))
     await pair.decode.until(lambda: pair.decode.engine.stats.running > 0)

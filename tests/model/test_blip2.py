@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.media_answers import make_picture
+from support.media_answers import make_image
 from support.media_family_shape import VISION
 from support.tiny_models import VOCAB, write_random_model, write_tokenizer
 
@@ -90,13 +90,13 @@ def transformers_answer(folder: Path, seed: int | None) -> tuple[list[int], torc
             inputs = processor.tokenizer(QUESTION, return_tensors="pt")
             output = model.language_model.generate(**inputs, **options, eos_token_id=None)
         else:
-            inputs = processor(images=make_picture(seed), text=QUESTION, return_tensors="pt")
+            inputs = processor(images=make_image(seed), text=QUESTION, return_tensors="pt")
             output = model.generate(**inputs, **options)
     scores = torch.cat(output.logits).log_softmax(-1).amax(-1)
     return output.sequences[0, inputs["input_ids"].shape[1] :].tolist(), scores
 
 
-def test_pictures_and_texts_give_the_tokens_of_transformers(folder: Path, monkeypatch):
+def test_images_and_texts_give_the_tokens_of_transformers(folder: Path, monkeypatch):
     with LLM(str(folder), dtype="float32", kv_memory=1 << 26) as llm:
         count = torch.get_num_threads()
         jobs = load_jobs(folder)
@@ -108,7 +108,7 @@ def test_pictures_and_texts_give_the_tokens_of_transformers(folder: Path, monkey
         monkeypatch.setattr(llm.model.media_workers, "process_media", process_here)
         options = {"temperature": 0, "max_tokens": 8, "logprobs": True}
         question = [{"role": "user", "content": QUESTION}]
-        answers = [llm.chat(question, images=[make_picture(seed)], **options) for seed in (1, 2)]
+        answers = [llm.chat(question, images=[make_image(seed)], **options) for seed in (1, 2)]
         text = llm.generate(QUESTION, **options | {"logprobs": 1})
     for answer, seed in zip([*answers, text], [1, 2, None], strict=True):
         expected, scores = transformers_answer(folder, seed)
@@ -116,7 +116,7 @@ def test_pictures_and_texts_give_the_tokens_of_transformers(folder: Path, monkey
         assert torch.allclose(torch.tensor([token.logprob for token in tokens]), scores, atol=1e-4)
         assert [token.id for token in tokens] == expected
     first, second = (answer.completions[0].tokens[0].logprob for answer in answers)
-    assert abs(first - second) > 1e-3  # pictures change something
+    assert abs(first - second) > 1e-3  # images change something
 
 
 def test_a_model_with_an_encoder_of_texts_is_refused(tmp_path: Path):

@@ -108,7 +108,7 @@ def test_check_refuses_computed_positions_that_do_not_fit_into_memory(tmp_path):
 
 
 def test_check_refuses_an_adapter_that_is_missing(folder_copy, tmp_path):
-    with pytest.raises(LoadError, match="There is no adapter folder missing"):
+    with pytest.raises(LoadError, match=r"adapter one \(.*/missing\) cannot be loaded: There is no adapter folder"):
         check_model(ParleySettings(model=str(folder_copy), adapters={"one": str(tmp_path / "missing")}))
     (tmp_path / "one.gguf").write_bytes(b"GGUF")
     with pytest.raises(LoadError, match=r"one\.gguf is in GGUF; adapters are read as PEFT folders"):

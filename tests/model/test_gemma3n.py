@@ -1,6 +1,6 @@
 """Configs of Gemma 3n, its tokens around media, and tensors that nothing reads.
 
-Its logits are in ``test_decoder_families``, those with pictures and sound in ``test_media_families``, if timm is there.
+Its logits are in ``test_decoder_families``, those with images and sound in ``test_media_families``, if timm is there.
 """
 
 from __future__ import annotations

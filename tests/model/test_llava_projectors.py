@@ -9,8 +9,8 @@ import shutil
 
 import pytest
 import torch
-from support.encoded_media import answer_about_picture, encode_media
-from support.media_requests import random_picture
+from support.encoded_media import answer_about_image, encode_media
+from support.media_requests import random_image
 from support.multimodal_models import multimodal_folder
 from support.projector_files import convert_multimodal
 from support.tiny_models import models_home
@@ -32,7 +32,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 @functools.cache
 def family_folder(family):
-    """Return a folder of a family whose processor pads pictures as the published LLaVA 1.5, written once."""
+    """Return a folder of a family whose processor pads images as the published LLaVA 1.5, written once."""
     if family != "llava":
         return multimodal_folder(family)
     folder = models_home() / "llava-that-pads"
@@ -52,9 +52,9 @@ def family_files(family):
 @pytest.mark.parametrize("family", ["llava", "llava_next"])
 def test_embeddings_are_those_of_the_folder(family):
     """The file has no block after the one whose output is used, and the layers of MLPs have swapped names."""
-    picture = random_picture(3, 70, 50)
-    expected_text, expected = encode_media(family_folder(family), "image", picture)
-    text, embeddings = encode_media(unpack_gguf(*family_files(family)), "image", picture)
+    image = random_image(3, 70, 50)
+    expected_text, expected = encode_media(family_folder(family), "image", image)
+    text, embeddings = encode_media(unpack_gguf(*family_files(family)), "image", image)
     assert text == expected_text
     assert len(embeddings) == len(expected) == 1
     assert torch.equal(embeddings[0], expected[0])
@@ -62,9 +62,9 @@ def test_embeddings_are_those_of_the_folder(family):
 
 @pytest.mark.skipif(not IS_NIGHT, reason="seconds for each; PARLEY_NIGHTLY=1 tries them")
 @pytest.mark.parametrize("family", ["llava", "llava_next"])
-def test_answers_about_pictures_are_those_of_the_folder(family, monkeypatch):
-    of_file = answer_about_picture(family_files(family)[0], monkeypatch)
-    assert of_file == answer_about_picture(family_folder(family), monkeypatch)
+def test_answers_about_images_are_those_of_the_folder(family, monkeypatch):
+    of_file = answer_about_image(family_files(family)[0], monkeypatch)
+    assert of_file == answer_about_image(family_folder(family), monkeypatch)
 
 
 def changed_file(family, **metadata):
@@ -118,7 +118,7 @@ def test_activation_is_the_quick_one_unless_the_file_says_otherwise():
     assert config["vision_config"]["hidden_act"] == "gelu"
 
 
-def test_pictures_take_the_place_of_a_token_without_use():
+def test_images_take_the_place_of_a_token_without_use():
     """Files of language models lack LLaVA's token. With a token for each byte, no text has an unknown part."""
     encoder = read_model(family_files("llava")[1])
     tokens, kinds = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "a"], [2, 3, *[6] * 256, 1]

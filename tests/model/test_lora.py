@@ -591,7 +591,7 @@ def test_llm_selects_adapter_by_name():
             assert ids == answer_alone("llama", "none", name or "", 0, 17, 9)[0]
         with pytest.raises(UnknownModel, match="no adapter"):
             llm.generate("a", adapter="none-such")
-    with pytest.raises(EngineFailed, match="wrong cannot be loaded: There is no adapter folder"):
+    with pytest.raises(EngineFailed, match=r"wrong \(/nowhere\) cannot be loaded: There is no adapter folder"):
         LLM(str(tiny_models.model_folder("llama")), adapters={"wrong": "/nowhere"}, kv_memory=8 << 20)
 
 

@@ -1,4 +1,4 @@
-"""Encoders of pictures, video and sound give the embeddings of Transformers, from the tensors of a media process."""
+"""Encoders of images, video and sound give the embeddings of Transformers, from the tensors of a media process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures, videos and clips over KV pages: the tokens of Transformers, and the same bits in any chunks and company."""
+"""Images, videos and clips over KV pages: the tokens of Transformers, and the same bits in any chunks and company."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from support.image_models import IMAGE_MODELS
 from support.media_items import SAMPLING_RATE
 from support.media_requests import (
     MediaPrompt,
     build_media_prompt,
-    random_picture,
+    random_image,
     random_sound,
     random_video,
     whole_model,
 )
 from support.multimodal_models import BY_NIGHT, FAMILIES, IS_NIGHT, multimodal_folder
-from support.picture_models import PICTURE_MODELS
 from support.run_model import load_test_runner, serve_requests
 
 from parley.core.sequence import PAGE_SIZE, Sequence, Step, StepRow
@@ -35,11 +35,11 @@ from parley.types.media import lead_length
 NEW_TOKENS = 8
 # Of the models in recent_media_models.py, those whose decoder has media in no other family. The embeddings of all, of
 # some by night, are compared in test_media_encoder.py, and the tokens of their prompts in test_media_prompt.py.
-PICTURE_FAMILIES = [
+IMAGE_FAMILIES = [
     "llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5",
     "idefics3", "smolvlm", "internvl", "mistral3", "gemma3", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glm4v",
     "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5", "video_llama_3", "paddleocr_vl", "gemma4", "gemma4_31b",
-    "gemma4_unified", *PICTURE_MODELS, "lfm3_vl", "minicpmv4_6", "mllama",
+    "gemma4_unified", *IMAGE_MODELS, "lfm3_vl", "minicpmv4_6", "mllama",
     "paligemma2", "nemotron_h_omni",
 ]  # fmt: skip
 VIDEO_FAMILIES = [
@@ -47,7 +47,7 @@ VIDEO_FAMILIES = [
     "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glm4v", "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5",
     "video_llama_3", "gemma4", "gemma4_31b", "gemma4_unified", "nemotron_h_omni",
 ]  # fmt: skip
-# Of these Transformers mixes up pictures and videos, or cannot read both at once
+# Of these Transformers mixes up images and videos, or cannot read both at once
 ONE_KIND_FAMILIES = ["smolvlm", "glm4v", "glm46v", "glm4v_moe", "glm_ocr", "glmga", "nemotron_h_omni"]
 AUDIO_FAMILIES = [
     "qwen2_audio", "qwen3_asr", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glmasr", "audioflamingo3", "voxtral",
@@ -63,27 +63,27 @@ EXACT_FAMILIES = [
     "kimi_k25", "paligemma2", "mllama",
 ]  # fmt: skip
 if IS_NIGHT:
-    PICTURE_FAMILIES += BY_NIGHT
+    IMAGE_FAMILIES += BY_NIGHT
     EXACT_FAMILIES += BY_NIGHT
     VIDEO_FAMILIES += [family for family in BY_NIGHT if "video" in FAMILIES[family].parts]
 if "gemma3n" in FAMILIES:  # it needs timm
-    for families in (PICTURE_FAMILIES, AUDIO_FAMILIES, EXACT_FAMILIES):
+    for families in (IMAGE_FAMILIES, AUDIO_FAMILIES, EXACT_FAMILIES):
         families.append("gemma3n")
-    PICTURE_FAMILIES.append("fast_vlm")
+    IMAGE_FAMILIES.append("fast_vlm")
     VIDEO_FAMILIES.append("perception_lm")
     ONE_KIND_FAMILIES.append("perception_lm")
 GREEDY = SamplingOptions(temperature=0.0)
 
 
 @functools.cache
-def two_pictures(family: str, number: int = 0) -> MediaPrompt:
-    first, second = random_picture(number, 60, 40), random_picture(number + 1, 33, 90)
+def two_images(family: str, number: int = 0) -> MediaPrompt:
+    first, second = random_image(number, 60, 40), random_image(number + 1, 33, 90)
     return build_media_prompt(family, [first, f"what is this {number}, and ", second, " compare them"])
 
 
 @functools.cache
-def one_picture(family: str) -> MediaPrompt:
-    return build_media_prompt(family, ["a ", random_picture(4, 90, 60), " bc"])
+def one_image(family: str) -> MediaPrompt:
+    return build_media_prompt(family, ["a ", random_image(4, 90, 60), " bc"])
 
 
 @functools.cache
@@ -167,14 +167,14 @@ def check_against_transformers(family: str, prompt: MediaPrompt, chunk: int) -> 
     assert (logits - expected).abs().max() < 1e-5 * expected.abs().max().clamp_min(1)
 
 
-@pytest.mark.parametrize("family", PICTURE_FAMILIES)
-def test_pictures_give_the_tokens_of_transformers(family):
-    check_against_transformers(family, two_pictures(family), chunk=7)
+@pytest.mark.parametrize("family", IMAGE_FAMILIES)
+def test_images_give_the_tokens_of_transformers(family):
+    check_against_transformers(family, two_images(family), chunk=7)
 
 
 @pytest.mark.parametrize("family", VIDEO_FAMILIES)
 def test_videos_give_the_tokens_of_transformers(family):
-    parts = ["watch ", random_video(3, 6, 64, 48), "then ", random_picture(2, 33, 90), " say"]
+    parts = ["watch ", random_video(3, 6, 64, 48), "then ", random_image(2, 33, 90), " say"]
     if family in ONE_KIND_FAMILIES:
         del parts[3]
     check_against_transformers(family, build_media_prompt(family, parts), chunk=5)
@@ -186,9 +186,9 @@ def test_clips_give_the_tokens_of_transformers(family):
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"])
-def test_pictures_video_and_sound_in_one_prompt_give_the_tokens_of_transformers(family):
+def test_images_video_and_sound_in_one_prompt_give_the_tokens_of_transformers(family):
     """The text continues behind the last frame, and sound has no embeddings for further layers."""
-    parts = ["a ", random_video(3, 6, 64, 48), "b ", random_sound(6), "c ", random_picture(2, 33, 90), " d"]
+    parts = ["a ", random_video(3, 6, 64, 48), "b ", random_sound(6), "c ", random_image(2, 33, 90), " d"]
     check_against_transformers(family, build_media_prompt(family, parts), chunk=11)
 
 
@@ -209,7 +209,7 @@ def test_long_clips_of_several_windows_give_the_tokens_of_transformers(family):
 @pytest.mark.parametrize("family", EXACT_FAMILIES)
 def test_the_engine_encodes_and_gives_the_tokens_of_transformers(family):
     """Two requests at a time read feature files; the second one begins with the first one's pages."""
-    prompts = [two_pictures(family), two_pictures(family), one_picture(family)]
+    prompts = [two_images(family), two_images(family), one_image(family)]
     with ExitStack() as files:
         requests = [
             EngineRequest(
@@ -224,11 +224,11 @@ def test_the_engine_encodes_and_gives_the_tokens_of_transformers(family):
 
 
 @pytest.mark.parametrize("family", EXACT_FAMILIES)
-def test_another_picture_gives_other_logits(family):
-    """Guards against tests that pass because pictures change nothing."""
-    prompt, other = two_pictures(family), two_pictures(family, 5)
+def test_another_image_gives_other_logits(family):
+    """Guards against tests that pass because images change nothing."""
+    prompt, other = two_images(family), two_images(family, 5)
     swapped = replace(prompt, encoded=dict(zip(prompt.encoded, other.encoded.values(), strict=True)))
-    expected, actual = (paged_logits(family, picture_prompt, [1], 100) for picture_prompt in (prompt, swapped))
+    expected, actual = (paged_logits(family, image_prompt, [1], 100) for image_prompt in (prompt, swapped))
     assert (expected - actual).abs().max() > 0.01
 
 
@@ -249,7 +249,7 @@ def hidden_alone(family: str, prompt: MediaPrompt) -> torch.Tensor:
 @pytest.mark.parametrize("seed", range(2))
 def test_any_chunks_and_neighbours_give_the_same_bits(family, seed):
     chance = random.Random(seed)
-    prompts = [in_bf16(two_pictures(family, number)) for number in (0, 5, 0)]
+    prompts = [in_bf16(two_images(family, number)) for number in (0, 5, 0)]
     expected = [hidden_alone(family, prompt) for prompt in prompts]
     run = PagedRun(loaded_runner(family, "bfloat16"), prompts)
     states: list[list[torch.Tensor]] = [[] for _ in prompts]
@@ -267,8 +267,8 @@ def test_any_chunks_and_neighbours_give_the_same_bits(family, seed):
 
 @pytest.mark.parametrize("family", EXACT_FAMILIES)
 def test_every_boundary_gives_the_same_bits(family):
-    """A chunk may end after any token of a picture, and a prefix hit after any page, unless layers keep a state."""
-    prompt = in_bf16(one_picture(family))
+    """A chunk may end after any token of an image, and a prefix hit after any page, unless layers keep a state."""
+    prompt = in_bf16(one_image(family))
     length, expected = len(prompt.token_ids), hidden_alone(family, prompt)
     for end in sorted({end_of_chunk(prompt, boundary) for boundary in range(1, length)} - {length}):
         run = PagedRun(loaded_runner(family, "bfloat16"), [prompt])
@@ -289,8 +289,8 @@ def test_every_boundary_gives_the_same_bits(family):
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3", "gemma4", "gemma4_31b"])
 def test_preemption_and_prefix_hits_keep_outputs_bit_for_bit(family):
-    """Requests with a common picture run through the loop, with the encoder and too few pages."""
-    prompts = [two_pictures(family), two_pictures(family, 5), two_pictures(family)]
+    """Requests with a common image run through the loop, with the encoder and too few pages."""
+    prompts = [two_images(family), two_images(family, 5), two_images(family)]
     pages = max(len(prompt.token_ids) for prompt in prompts) // PAGE_SIZE + 4
     runner = loaded_runner(family, "bfloat16")
     with ExitStack() as files:
@@ -345,13 +345,13 @@ def beyond_the_table(prompt: MediaPrompt) -> tuple[MediaPrompt, set[int]]:
 @pytest.mark.parametrize("family", ["llava", "gemma3"])
 def test_placeholders_beyond_the_embedding_table_change_nothing(family):
     """Published checkpoints of both have such ids."""
-    prompt = one_picture(family)
+    prompt = one_image(family)
     beyond, _ = beyond_the_table(prompt)
     assert torch.equal(paged_logits(family, beyond, [1], 100), paged_logits(family, prompt, [1], 100))
 
 
 def test_prompt_logprobs_of_placeholders_are_none():
-    prompt, places = beyond_the_table(one_picture("llava"))
+    prompt, places = beyond_the_table(one_image("llava"))
     length = len(prompt.token_ids)
     sampling = SamplingOptions(temperature=0.0, repetition_penalty=1.3, no_repeat_ngram=2)
     run = PagedRun(loaded_runner("llava"), [prompt], prompt_logprobs=1, sampling=sampling)

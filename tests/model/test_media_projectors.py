@@ -1,4 +1,4 @@
-"""llama.cpp's encoders of further families, of pictures and sound, against the folders that they were made from."""
+"""llama.cpp's encoders of further families, of images and sound, against the folders that they were made from."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from support.encoded_media import answer_about_picture, encode_media
-from support.media_requests import random_picture
+from support.encoded_media import answer_about_image, encode_media
+from support.media_requests import random_image
 from support.multimodal_models import multimodal_folder
 from support.projector_files import convert_multimodal, is_encoder
 from support.tiny_models import models_home
@@ -45,7 +45,7 @@ PUBLISHED = {
 }
 PUBLISHED_SOUND = {"qwen2_5_omni_thinker": {"n_window": 100}}
 PUBLISHED_TEXT = {
-    "gemma4": {"pad_token_id": 0},  # whose inputs of layers pictures get
+    "gemma4": {"pad_token_id": 0},  # whose inputs of layers images get
     "llama4": {
         "attention_chunk_size": 8192,
         "no_rope_layers": [1, 1, 1],
@@ -92,7 +92,7 @@ def media_of(family):
     """Return a kind of media that a family reads, and an item."""
     if family in SOUND:
         return "audio", np.random.default_rng(3).standard_normal(16_000).astype(np.float32) / 8
-    return "image", random_picture(3, 70, 50)
+    return "image", random_image(3, 70, 50)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -147,9 +147,9 @@ def test_a_missing_block_of_the_second_encoder_is_refused():
 
 @pytest.mark.skipif(not IS_NIGHT, reason="seconds for each; PARLEY_NIGHTLY=1 tries them")
 @pytest.mark.parametrize("family", ["glm4v_moe", *(family for family in FAMILIES if family not in SOUND)])
-def test_answers_about_pictures_are_those_of_the_folder(family, monkeypatch):
-    of_file = answer_about_picture(family_files(family)[0], monkeypatch)
-    of_folder = answer_about_picture(family_folder(family), monkeypatch)
+def test_answers_about_images_are_those_of_the_folder(family, monkeypatch):
+    of_file = answer_about_image(family_files(family)[0], monkeypatch)
+    of_folder = answer_about_image(family_folder(family), monkeypatch)
     if family == "qwen2_5_omni_thinker":  # which says a token that ends answers, as files know and folders here do not
         tokens = of_file[0].tokens
         assert len(tokens) > 1 and tokens == of_folder[0].tokens[: len(tokens)]
@@ -169,7 +169,7 @@ TOKENS = ["<img>", "</img>", "<IMG_CONTEXT>", "a"]
 
 
 def test_mark_of_videos_may_be_missing_in_intern_vl():
-    """Its published vocabularies have no room for it. Pictures need it not."""
+    """Its published vocabularies have no room for it. Images need it not."""
     encoder = read_model(family_files("internvl")[1])
     marked = add_marks(encoder, {"tokenizer.ggml.tokens": TOKENS, "tokenizer.ggml.token_type": [1] * 4}, "x.gguf")
     assert marked["tokenizer.ggml.tokens"] == TOKENS

@@ -1,4 +1,4 @@
-"""Requests with pictures give the same bits alone and in any company: encoded late or again, cached, preempted."""
+"""Requests with images give the same bits alone and in any company: encoded late or again, cached, preempted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
-from support.media_requests import build_media_prompt, random_picture
+from support.media_requests import build_media_prompt, random_image
 from support.multimodal_models import multimodal_folder
 from support.run_model import load_test_runner
 
@@ -30,20 +30,20 @@ def loaded_runner(family: str) -> DecoderRunner:
 
 
 @functools.cache
-def picture_request(family: str, request_id: str, before: str, number: int, after: str, n: int = 1) -> EngineRequest:
-    prompt = build_media_prompt(family, [before, random_picture(number, 200, 160), after])
+def image_request(family: str, request_id: str, before: str, number: int, after: str, n: int = 1) -> EngineRequest:
+    prompt = build_media_prompt(family, [before, random_image(number, 200, 160), after])
     media = FEATURE_FILES.enter_context(prompt.open_media())
     return EngineRequest(request_id, prompt.token_ids, 12, SamplingOptions(), 7, n=n, logprobs=0, media=media)
 
 
-def picture_requests(family: str) -> list[EngineRequest]:
-    """Requests that share pictures and beginnings."""
+def image_requests(family: str) -> list[EngineRequest]:
+    """Requests that share images and beginnings."""
     return [
-        picture_request(family, "0", "what is ", 1, " this"),
-        picture_request(family, "1", "what is ", 1, " this", n=2),
-        picture_request(family, "2", "what is ", 2, " this"),
-        picture_request(family, "3", "what is ", 1, " that, and where is it"),
-        picture_request(family, "4", "and what is ", 1, " this"),
+        image_request(family, "0", "what is ", 1, " this"),
+        image_request(family, "1", "what is ", 1, " this", n=2),
+        image_request(family, "2", "what is ", 2, " this"),
+        image_request(family, "3", "what is ", 1, " that, and where is it"),
+        image_request(family, "4", "and what is ", 1, " this"),
     ]
 
 
@@ -89,7 +89,7 @@ def _merge_outputs(outputs: list[EngineOutput]) -> Result:
 @functools.cache
 def results_alone(family: str) -> dict[tuple[str, int], Result]:
     results: dict[tuple[str, int], Result] = {}
-    for request in picture_requests(family):
+    for request in image_requests(family):
         loop = MediaLoop(family, FixedBudget(1000), blocks=64, prefix_cache=False, media_cache=0)
         loop.loop.add_request(request)
         results |= loop.results()
@@ -107,12 +107,12 @@ class RandomBudget(FixedBudget):
         self.remaining = self.choose.randint(1, self.max_tokens)
 
 
-# One with M-RoPE and embeddings for several layers, one whose pictures see both ways, one where some layers do so.
+# One with M-RoPE and embeddings for several layers, one whose images see both ways, one where some layers do so.
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "gemma4_31b"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_schedule_does_not_change_the_bits_of_answers_to_pictures(family: str, seed: int) -> None:
+def test_schedule_does_not_change_the_bits_of_answers_to_images(family: str, seed: int) -> None:
     choose = random.Random(seed)
-    requests = picture_requests(family)
+    requests = image_requests(family)
     longest = max(-(-(len(request.token_ids) + request.max_tokens) // 16) for request in requests)
     media_loop = MediaLoop(
         family,
@@ -135,9 +135,9 @@ def test_schedule_does_not_change_the_bits_of_answers_to_pictures(family: str, s
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "gemma4_31b"])
-def test_answer_is_the_same_after_cached_pages_that_end_within_a_picture(family: str) -> None:
+def test_answer_is_the_same_after_cached_pages_that_end_within_an_image(family: str) -> None:
     media_loop = MediaLoop(family, FixedBudget(1000), blocks=64, prefix_cache=True, media_cache=0)
-    before, request = picture_requests(family)[0], picture_requests(family)[3]
+    before, request = image_requests(family)[0], image_requests(family)[3]
     for media_request in (before, request):
         media_loop.loop.add_request(media_request)
         results = media_loop.results()

@@ -1,11 +1,11 @@
-"""Llama 3.2 Vision in its published shape: the mark of a picture is the first token beyond the vocabulary."""
+"""Llama 3.2 Vision in its published shape: the mark of an image is the first token beyond the vocabulary."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
 import torch
-from support.media_answers import make_picture
+from support.media_answers import make_image
 from support.multimodal_models import load_whole_model, write_multimodal_model
 
 from parley.errors import BadRequest
@@ -43,7 +43,7 @@ def transformers_answer(folder: Path, text: str, seeds: list[int]) -> tuple[list
     from transformers import AutoProcessor
 
     model, processor = load_whole_model(folder), AutoProcessor.from_pretrained(folder)
-    inputs = processor(text=[text], images=list(map(make_picture, seeds)), return_tensors="pt")
+    inputs = processor(text=[text], images=list(map(make_image, seeds)), return_tensors="pt")
     for name in ("input_ids", "attention_mask", "cross_attention_mask"):  # without BOS, which these templates lack
         inputs[name] = inputs[name][:, 1:]
     with torch.inference_mode():
@@ -61,8 +61,8 @@ def transformers_answer(folder: Path, text: str, seeds: list[int]) -> tuple[list
 @pytest.mark.parametrize("seeds", [[1], [2], [1, 2]])
 def test_conversations_give_the_tokens_of_transformers(folder: Path, llm: LLM, seeds: list[int]):
     question = [{"role": "user", "content": "what is this?"}]
-    pictures = list(map(make_picture, seeds))
-    answer = llm.chat(question, images=pictures, temperature=0, max_tokens=NEW_TOKENS, logprobs=True)
+    images = list(map(make_image, seeds))
+    answer = llm.chat(question, images=images, temperature=0, max_tokens=NEW_TOKENS, logprobs=True)
     text = f"<|im_start|>user\n{'<|image|>' * len(seeds)}what is this?<|im_end|>\n<|im_start|>assistant\n"
     expected, scores = transformers_answer(folder, text, seeds)
     tokens = answer.completions[0].tokens
@@ -70,9 +70,9 @@ def test_conversations_give_the_tokens_of_transformers(folder: Path, llm: LLM, s
     assert torch.allclose(torch.tensor([token.logprob for token in tokens]), scores, atol=1e-4)
 
 
-def test_prompt_logprobs_leave_out_pictures_their_marks_and_the_first_token(llm: LLM):
+def test_prompt_logprobs_leave_out_images_their_marks_and_the_first_token(llm: LLM):
     question = [{"role": "user", "content": "what is this?"}]
-    answer = llm.chat(question, images=[make_picture(1)], temperature=0, max_tokens=1, prompt_logprobs=0)
+    answer = llm.chat(question, images=[make_image(1)], temperature=0, max_tokens=1, prompt_logprobs=0)
     token_ids = [token.id for token in answer.prompt]
     lead = next(place for place, token_id in enumerate(token_ids) if token_id not in (MARK, 0))
     assert lead % 16 == 0
@@ -88,7 +88,7 @@ def find_token(mark: str) -> int | None:
     return {"<|image|>": MARK, "<bos>": 0}.get(mark)
 
 
-def test_pictures_lead_the_prompt_and_those_with_adjacent_marks_are_adjacent():
+def test_images_lead_the_prompt_and_those_with_adjacent_marks_are_adjacent():
     token_ids, media = place_leading_items(
         [7, MARK, MARK, 8, MARK, 9], [processed(17), processed(3), processed(5)], find_token
     )
@@ -101,7 +101,7 @@ def test_pictures_lead_the_prompt_and_those_with_adjacent_marks_are_adjacent():
 
 
 @pytest.mark.parametrize("token_ids", [[7], [MARK, 7, MARK]])
-def test_a_prompt_needs_one_mark_for_each_picture(token_ids: list[int]):
+def test_a_prompt_needs_one_mark_for_each_image(token_ids: list[int]):
     with pytest.raises(BadRequest, match=r"too few|more '<\|image\|>' placeholders"):
         place_leading_items(token_ids, [processed(17)], find_token)
 

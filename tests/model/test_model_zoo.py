@@ -10,7 +10,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from support.model_zoo.serve_zoo import Refused, consult_doctor, measure_errors, serve_folder
+from support.model_zoo.serve_zoo import ModelRefused, consult_doctor, measure_errors, serve_folder
 from support.model_zoo.zoo import ZOO
 
 IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
@@ -36,7 +36,7 @@ def test_every_folder_is_served_as_transformers_computes_it_or_refused(name, dty
     advice = consult_doctor(named, dtype)
     try:
         served = serve_folder(named, dtype, **folder.settings)
-    except Refused as refused:
+    except ModelRefused as refused:
         sentence = str(refused)
         assert folder.refusal and folder.refusal in sentence, sentence
         assert sentence in advice.refusal

@@ -1,4 +1,4 @@
-"""llama.cpp's encoders of pictures beside GGUF language models, against the folders that they were made from."""
+"""llama.cpp's encoders of images beside GGUF language models, against the folders that they were made from."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.encoded_media import answer_about_picture, encode_media
+from support.encoded_media import answer_about_image, encode_media
 from support.gguf_files import close_writer
-from support.media_requests import random_picture
+from support.media_requests import random_image
 from support.multimodal_models import multimodal_folder, write_multimodal_model
 from support.projector_files import ENCODERS, convert_multimodal, write_projector
 from support.tiny_models import models_home
@@ -52,19 +52,19 @@ def family_files(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_embeddings_of_a_picture_are_those_of_the_folder(family):
-    picture = random_picture(3, 70, 50)
-    expected_text, expected = encode_media(family_folder(family), "image", picture)
-    text, embeddings = encode_media(unpack_gguf(*family_files(family)), "image", picture)
+def test_embeddings_of_an_image_are_those_of_the_folder(family):
+    image = random_image(3, 70, 50)
+    expected_text, expected = encode_media(family_folder(family), "image", image)
+    text, embeddings = encode_media(unpack_gguf(*family_files(family)), "image", image)
     assert text == expected_text
     assert len(embeddings) == len(expected)
     assert all(map(torch.equal, embeddings, expected))
 
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"])
-def test_answers_about_pictures_are_those_of_the_folder(family, monkeypatch):
+def test_answers_about_images_are_those_of_the_folder(family, monkeypatch):
     """The encoder's file lies beside the model's, and nobody names it."""
-    assert answer_about_picture(family_files(family)[0], monkeypatch) == answer_about_picture(
+    assert answer_about_image(family_files(family)[0], monkeypatch) == answer_about_image(
         family_folder(family), monkeypatch
     )
 
@@ -170,7 +170,7 @@ def test_error_names_the_field_whose_value_is_impossible(family, field, value, r
     assert str(raised.value) == f"mmproj-model.gguf gives clip.vision.{field} as {reprlib.repr(value)}{reason}"
 
 
-def test_picture_of_fewer_patches_than_an_embedding_has_is_refused():
+def test_image_of_fewer_patches_than_an_embedding_has_is_refused():
     encoder = changed(family_files("gemma3")[1], clip__vision__image_size=6)
     with pytest.raises(GgufError, match=r"^mmproj-model\.gguf makes an embedding of 2 patches in a row, but has 0$"):
         whole_config(encoder, language_model_of("gemma3"), GEMMA_TOKENS)
@@ -213,12 +213,12 @@ def test_unknown_tensors_of_an_encoder_are_refused(name, tmp_path):
 def test_encoder_next_to_a_model_is_found_unless_another_is_named(tmp_path, caplog):
     model, encoder = (shutil.copy(path, tmp_path) for path in family_files("qwen2_5_vl"))
     other = family_files("gemma3")[1]
-    with_pictures = hub.resolve_model(model)
-    assert read_config(with_pictures)["model_type"] == "qwen2_5_vl"
-    assert hub.resolve_model(str(tmp_path)) == with_pictures
-    assert hub.resolve_model(model, overrides=ModelOverrides(mmproj=encoder)) == with_pictures
+    with_images = hub.resolve_model(model)
+    assert read_config(with_images)["model_type"] == "qwen2_5_vl"
+    assert hub.resolve_model(str(tmp_path)) == with_images
+    assert hub.resolve_model(model, overrides=ModelOverrides(mmproj=encoder)) == with_images
     templated = hub.resolve_model(model, overrides=ModelOverrides(chat_template="{{ messages }}"))
-    assert Checkpoint(templated).tensor_names == Checkpoint(with_pictures).tensor_names
+    assert Checkpoint(templated).tensor_names == Checkpoint(with_images).tensor_names
     text_only = hub.resolve_model(model, overrides=ModelOverrides(mmproj="none"))
     assert read_config(text_only)["model_type"] == "qwen2_vl_text" and not caplog.records
     shutil.copy(other, tmp_path)

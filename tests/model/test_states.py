@@ -149,7 +149,7 @@ def test_a_draft_model_with_states_is_refused():
     folder = tiny_models.model_folder("llama")
     draft = tiny_models.model_folder("lfm2")
     for load in (check_model, lambda options: load_test_runner(folder, speculate=f"draft={draft}")):
-        with pytest.raises(LoadError, match="cannot guess tokens: it has layers that keep a state"):
+        with pytest.raises(LoadError, match="cannot be the draft model: it has layers that keep a state"):
             load(ParleySettings(model=str(folder), speculate=f"draft={draft}"))
 
 

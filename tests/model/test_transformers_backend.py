@@ -185,7 +185,7 @@ def test_numeric_check_detects_lost_media(family, field, monkeypatch):
     compute_hidden = TransformersNetwork.compute_hidden
 
     def lose_field(self, batch, pages):
-        if field == "placeholders":  # which say what goes to ERNIE's experts for pictures
+        if field == "placeholders":  # which say what goes to ERNIE's experts for images
             if batch.media is not None:
                 batch = replace(batch, token_ids=batch.token_ids.index_fill(0, batch.media.tokens, 0))
         elif field != "deep":

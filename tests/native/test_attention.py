@@ -189,8 +189,8 @@ def test_attention_row_is_batch_invariant(
     seed=st.integers(0, 1000),
 )
 @example([1, 3000, 17], 16, 3, 700, False, False, 5)
-def test_attention_to_later_tokens_of_a_picture_is_batch_invariant(lengths, dim, fold, window, sink, int8, seed):
-    """Rows of a picture see its later rows. Where the window is narrow, they still see these."""
+def test_attention_to_later_tokens_of_an_image_is_batch_invariant(lengths, dim, fold, window, sink, int8, seed):
+    """Rows of an image see its later rows. Where the window is narrow, they still see these."""
     stage = AttentionCase(lengths, 2 * fold, LayerKV(2, dim, dim), torch.bfloat16, seed, int8)
     sizes = random.Random(seed)
     stage.visible_ends = []
@@ -271,7 +271,7 @@ def test_latents_and_their_queries_are_accurate_and_batch_invariant(rank, rotary
     assert ((actual - exact).abs() <= exact.abs() * 2**-7 + 1e-4).all()
 
 
-def test_text_has_the_same_bits_in_a_batch_with_pictures():
+def test_text_has_the_same_bits_in_a_batch_with_images():
     stage = AttentionCase([70, 9], 4, LayerKV(2, 32, 32), torch.bfloat16)
     plain = stage.attend_alone(scale=0.2)
     stage.visible_ends = [list(range(1, 71)), [*range(1, 4), *[9] * 6]]

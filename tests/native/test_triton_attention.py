@@ -130,7 +130,7 @@ def test_rows_of_any_batch_have_the_bits_of_the_row_alone():
 
 
 def test_tokens_see_later_ones_up_to_their_end():
-    """As those of a picture do in some models."""
+    """As those of an image do in some models."""
     cache = Cache(CASES["plain"], [40])
     queries = random_rows(5, 4, 32, seed=3)
     span = Span(0, 5, 40, cache.tables[0])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.http_client import MODEL_INFO, Answer
 
 from parley.engine.scripted_engine import echo_prompt
-from parley.errors import Invalid, Unsupported
+from parley.errors import InvalidValue, Unsupported
 from parley.serving.engine_features import (
     BOUNDED_VALUES,
     FEATURE_FIELDS,
@@ -247,7 +247,7 @@ def test_value_is_refused_exactly_if_it_is_outside_of_its_bound(bound):
         value = BOUNDED_VALUES[bound](request)
         assert value is not None
         check_engine_features(request, engine_within(**{bound: (value.value, value.value)}))
-        with pytest.raises(Invalid) as caught:
+        with pytest.raises(InvalidValue) as caught:
             check_engine_features(request, engine_within(**{bound: limits}))
         assert caught.value.message == sentence.format("with the engine other 1.2, but got ")
         assert (caught.value.field, caught.value.status) == (value.field, 400)
@@ -344,5 +344,5 @@ def test_vectors_of_tokens_have_a_width_of_their_own():
                 if wanted == limit:
                     check_engine_features(request, info)
                     continue
-                with pytest.raises(Invalid, match=f"have {limit}, but {wanted}"):
+                with pytest.raises(InvalidValue, match=f"have {limit}, but {wanted}"):
                     check_engine_features(request, info)

@@ -17,7 +17,7 @@ from support.http_client import HELLO_CHAT
 
 from parley.child_process import python_command
 from parley.demo import model_folder
-from parley.errors import Invalid, NotReady
+from parley.errors import InvalidValue, NotReady
 from parley.serving.workers.grammar_workers import GrammarWorker, GrammarWorkers
 from parley.tenant_executor import TenantExecutor
 from parley.text.grammar.answer_question import AnswerCompiled, AnswerRefused, encode_question
@@ -118,10 +118,10 @@ async def test_workers_compile_what_this_process_compiles(pipeline, start_worker
     expected = pipeline.compile_answer_grammar(required, None)
     assert expected and await workers.compile_answer_grammar(pipeline, required, None, "") == expected
     for grammar in WRONG:
-        with pytest.raises(Invalid) as here:
+        with pytest.raises(InvalidValue) as here:
             pipeline.compile_answer_grammar(TextPrompt("x"), grammar)
         for _ in range(2):
-            with pytest.raises(Invalid) as there:
+            with pytest.raises(InvalidValue) as there:
                 await workers.compile_answer_grammar(pipeline, TextPrompt("x"), grammar, "")
             assert (there.value.message, there.value.field) == (here.value.message, here.value.field)
 
@@ -131,7 +131,7 @@ async def test_hostile_grammars_end_no_worker(pipeline, start_workers):
     for grammar in HOSTILE[::6]:
         try:
             await workers.compile_answer_grammar(pipeline, TextPrompt("x"), grammar, "")
-        except Invalid as error:
+        except InvalidValue as error:
             assert len(error.message) < 400 and error.field == grammar.field
         first, *_ = worker_ids = [*worker_ids, *workers.idle_process_ids]
     assert len(worker_ids) > 10 and set(worker_ids) == {first}
@@ -144,7 +144,7 @@ async def test_refuses_a_question_that_is_too_large_before_it_waits(pipeline, st
     for _ in range(20_000):
         deep = {"items": deep}
     for schema, reason in ((huge, "4194304 are allowed"), (deep, "nested too deeply")):
-        with pytest.raises(Invalid, match=reason):
+        with pytest.raises(InvalidValue, match=reason):
             await workers.compile_answer_grammar(pipeline, TextPrompt("x"), Grammar("json", schema), "")
 
 
@@ -172,7 +172,7 @@ async def test_grammar_whose_worker_was_killed_from_outside_can_be_requested_aga
         "time.sleep(3600)", f"open({str(began)!r}, 'w').close(); os.kill(os.getpid(), 9)"
     )
     workers = start_workers(1, python_command("-c", worker_code))
-    with pytest.raises(Invalid, match=TOO_SLOW):
+    with pytest.raises(InvalidValue, match=TOO_SLOW):
         await workers.compile_answer_grammar(pipeline, TextPrompt("x"), grammar, "")
     assert began.exists()
     assert await workers.compile_answer_grammar(pipeline, TextPrompt("x"), grammar, "")

@@ -1,4 +1,4 @@
-"""Writes LLaVA's encoder of pictures as llama.cpp's first converter does it (convert_image_encoder_to_gguf.py)."""
+"""Writes LLaVA's encoder of images as llama.cpp's first converter does it (convert_image_encoder_to_gguf.py)."""
 
 from __future__ import annotations
 

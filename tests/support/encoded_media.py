@@ -1,4 +1,4 @@
-"""The embeddings that a model's encoder makes of a picture or a clip, and what the model says of a picture."""
+"""The embeddings that a model's encoder makes of an image or a clip, and what the model says of an image."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.media_answers import make_picture
+from support.media_answers import make_image
 from support.media_items import encoder_features, media_item
 
 from parley.llm import LLM
@@ -21,9 +21,9 @@ from parley.types import MediaKind
 
 
 def encode_media(folder: Path, kind: MediaKind, media: Any) -> tuple[str, list[torch.Tensor]]:
-    """Return the text that stands for a picture or sound, and its embeddings in float32 with those for further layers.
+    """Return the text that stands for an image or sound, and its embeddings in float32 with those for further layers.
 
-    ``media``: a picture of Pillow, or samples, float32.
+    ``media``: an image of Pillow, or samples, float32.
     """
     processor = ItemProcessor(folder)
     processed = processor.process_image(media, {}) if kind == "image" else processor.process_audio(media, {})
@@ -37,8 +37,8 @@ def encode_media(folder: Path, kind: MediaKind, media: Any) -> tuple[str, list[t
     return processed.replacement, [encoded.rows, *encoded.deepstack]
 
 
-def answer_about_picture(model: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what a model says of a picture, with the log-probabilities. ``model``: a folder or a GGUF file.
+def answer_about_image(model: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what a model says of an image, with the log-probabilities. ``model``: a folder or a GGUF file.
 
     The job of a media process is done here, because the start of one takes seconds of processor time.
     """
@@ -54,4 +54,4 @@ def answer_about_picture(model: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         expected_format = "gguf" if model.suffix == ".gguf" else "safetensors"
         assert describe_name(llm.model, llm.model.name).weight_format == expected_format
         message = {"role": "user", "content": "what is this"}
-        return llm.chat([message], images=make_picture(1), temperature=0, max_tokens=8, logprobs=True).completions
+        return llm.chat([message], images=make_image(1), temperature=0, max_tokens=8, logprobs=True).completions

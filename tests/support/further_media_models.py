@@ -1,4 +1,4 @@
-"""Tiny models of further families that read pictures, video or sound, for ``multimodal_models.FAMILIES``."""
+"""Tiny models of further families that read images, video or sound, for ``multimodal_models.FAMILIES``."""
 
 from importlib.util import find_spec
 from typing import Any

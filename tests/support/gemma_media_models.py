@@ -1,4 +1,4 @@
-"""Tiny models of Gemma that read pictures, some also video and sound, for ``multimodal_models.FAMILIES``."""
+"""Tiny models of Gemma that read images, some also video and sound, for ``multimodal_models.FAMILIES``."""
 
 import functools
 from importlib.util import find_spec
@@ -31,7 +31,7 @@ GEMMA4_VISION = VISION | {
     "head_dim": 16,
     "patch_size": 4,
     "pooling_kernel_size": 2,
-    "position_embedding_size": 256,  # a picture of one row of tokens has 140 patches in a row
+    "position_embedding_size": 256,  # an image of one row of tokens has 140 patches in a row
     "standardize": True,
 }
 
@@ -46,8 +46,8 @@ def _gemma3n(tokenizer: Any) -> Any:
     from transformers import Gemma3nAudioFeatureExtractor, Gemma3nProcessor, SiglipImageProcessor
 
     clips = Gemma3nAudioFeatureExtractor(feature_size=32)
-    pictures = SiglipImageProcessor(size={"height": 64, "width": 64})
-    return Gemma3nProcessor(clips, pictures, tokenizer, audio_seq_length=12, image_seq_length=4)
+    images = SiglipImageProcessor(size={"height": 64, "width": 64})
+    return Gemma3nProcessor(clips, images, tokenizer, audio_seq_length=12, image_seq_length=4)
 
 
 def _gemma4(tokenizer: Any, *, is_unified: bool = False) -> Any:
@@ -105,7 +105,7 @@ GEMMA_MODELS: dict[str, Family] = {
         _gemma4,
         GEMMA4_IDS,
     ),
-    "gemma4_31b": Family(  # pictures see both ways, where layers have a window; no sound
+    "gemma4_31b": Family(  # images see both ways, where layers have a window; no sound
         {
             "model_type": "gemma4",
             "text_config": GEMMA4_TEXT
@@ -141,7 +141,7 @@ GEMMA_MODELS: dict[str, Family] = {
     ),
 }
 
-if find_spec("timm") is not None:  # Transformers builds the encoder of pictures with it
+if find_spec("timm") is not None:  # Transformers builds the encoder of images with it
     GEMMA_MODELS["gemma3n"] = Family(
         {
             "text_config": GEMMA_3N

@@ -1,4 +1,4 @@
-"""What Transformers answers to a conversation with pictures, and the pictures themselves."""
+"""What Transformers answers to a conversation with images, and the images themselves."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from support.multimodal_models import load_whole_model, multimodal_folder
 
-NESTED_IMAGES = ("gemma3", "idefics3", "smolvlm")  # their processors want a list of pictures for each text
+NESTED_IMAGES = ("gemma3", "idefics3", "smolvlm")  # their processors want a list of images for each text
 
 _generating = threading.Lock()
 
 
 @cache
-def make_picture(seed: int, width: int = 60, height: int = 44) -> Any:
-    """Return a picture of coloured patches."""
+def make_image(seed: int, width: int = 60, height: int = 44) -> Any:
+    """Return an image of coloured patches."""
     from PIL import Image
 
     patches = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), np.uint8)
@@ -27,29 +27,29 @@ def make_picture(seed: int, width: int = 60, height: int = 44) -> Any:
 
 
 @cache
-def picture_bytes(seed: int, image_format: str = "PNG") -> bytes:
-    """Return the file of a picture, in a format that loses nothing."""
+def image_bytes(seed: int, image_format: str = "PNG") -> bytes:
+    """Return the file of an image, in a format that loses nothing."""
     file = io.BytesIO()
-    make_picture(seed).save(file, image_format)
+    make_image(seed).save(file, image_format)
     return file.getvalue()
 
 
 @cache
-def picture_base64(seed: int) -> str:
-    return base64.b64encode(picture_bytes(seed)).decode()
+def image_base64(seed: int) -> str:
+    return base64.b64encode(image_bytes(seed)).decode()
 
 
-def picture_url(seed: int) -> str:
-    """Return a picture as a ``data:`` URL."""
-    return f"data:image/png;base64,{picture_base64(seed)}"
+def image_data_url(seed: int) -> str:
+    """Return an image as a ``data:`` URL."""
+    return f"data:image/png;base64,{image_base64(seed)}"
 
 
-def altered_picture_url(seed: int) -> str:
-    """Return a picture of which one pixel differs, as a ``data:`` URL."""
-    picture, file = make_picture(seed).copy(), io.BytesIO()
-    red, green, blue = picture.getpixel((30, 20))
-    picture.putpixel((30, 20), (red ^ 128, green, blue))
-    picture.save(file, "PNG")
+def altered_image_url(seed: int) -> str:
+    """Return an image of which one pixel differs, as a ``data:`` URL."""
+    image, file = make_image(seed).copy(), io.BytesIO()
+    red, green, blue = image.getpixel((30, 20))
+    image.putpixel((30, 20), (red ^ 128, green, blue))
+    image.save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
@@ -67,13 +67,13 @@ def load_reference(family: str) -> tuple[Any, Any]:
 def reference_ids(family: str, text: str, seeds: tuple[int, ...], count: int) -> tuple[list[int], list[int]]:
     """Return the ids of a prompt and the ``count`` tokens that greedy generation adds to it.
 
-    ``text``: the rendered prompt, with the family's marks for the pictures ``seeds``.
+    ``text``: the rendered prompt, with the family's marks for the images ``seeds``.
     """
     model, processor = load_reference(family)
-    images: Any = [make_picture(seed) for seed in seeds]
+    images: Any = [make_image(seed) for seed in seeds]
     if images and family in NESTED_IMAGES:
         images = [images]
-    if family.startswith("paligemma") and not images:  # its processor refuses texts without pictures
+    if family.startswith("paligemma") and not images:  # its processor refuses texts without images
         batch = processor.tokenizer([text], return_tensors="pt", add_special_tokens=False)
     else:
         batch = processor(text=[text], images=images or None, return_tensors="pt", add_special_tokens=False)
@@ -85,7 +85,7 @@ def reference_ids(family: str, text: str, seeds: tuple[int, ...], count: int) ->
 
 
 def chat_text(family: str, *turns: tuple[str, list[str | None]]) -> str:
-    """Return the rendered text of a conversation. Each turn has its role and parts; None stands for a picture."""
+    """Return the rendered text of a conversation. Each turn has its role and parts; None stands for an image."""
     _, processor = load_reference(family)
     messages = [
         {

@@ -1,4 +1,4 @@
-"""Writes pictures, sound and videos for tests, in the formats that servers read."""
+"""Writes images, sound and videos for tests, in the formats that servers read."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 
-def picture_array(width: int = 40, height: int = 30, seed: int = 0) -> NDArray[np.uint8]:
+def image_array(width: int = 40, height: int = 30, seed: int = 0) -> NDArray[np.uint8]:
     """Return random pixels, uint8 [height, width, 3]."""
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
 def image_file(image: Image.Image | NDArray[Any], name: str = "PNG", **options: Any) -> bytes:
-    """Return a picture as a file of one of Pillow's formats."""
+    """Return an image as a file of one of Pillow's formats."""
     file = BytesIO()
     (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(file, name, **options)
     return file.getvalue()
@@ -106,7 +106,7 @@ def video_file(
 
 
 IMAGE_FILES: dict[str, bytes] = {
-    name: image_file(picture_array(), name, **({"lossless": True} if name == "WEBP" else {}))
+    name: image_file(image_array(), name, **({"lossless": True} if name == "WEBP" else {}))
     for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 }
 SOUND_FORMATS: dict[str, tuple[str, str]] = {

@@ -1,4 +1,4 @@
-"""Pictures, videos and clips for tests: noise, what a model's processor makes of it, and the item for the engine."""
+"""Images, videos and clips for tests: noise, what a model's processor makes of it, and the item for the engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLING_RATE = 16000
 
 
 def make_media(kind: MediaKind, *, height: int = 50, width: int = 40, seed: int = 0) -> Any:
-    """Return a picture [height, width, 3] or FRAMES of them, uint8, or half a second of sound, float32."""
+    """Return an image [height, width, 3] or FRAMES of them, uint8, or half a second of sound, float32."""
     random = np.random.default_rng(seed)
     if kind == "audio":
         return random.standard_normal(SAMPLING_RATE // 2).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Requests with pictures, videos and clips for the engine, with embeddings of its own encoder."""
+"""Requests with images, videos and clips for the engine, with embeddings of its own encoder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def family_processor(family: str) -> Any:
     return load_processor(multimodal_folder(family))
 
 
-def random_picture(number: int, width: int, height: int) -> Any:
+def random_image(number: int, width: int, height: int) -> Any:
     from PIL import Image
 
     pixels = np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -81,7 +81,7 @@ class MediaPrompt:
 
 
 def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
-    """Build a prompt of texts, pictures (PIL), videos (arrays of frames) and clips, with its embeddings."""
+    """Build a prompt of texts, images (PIL), videos (arrays of frames) and clips, with its embeddings."""
     folder_config = whole_model(family).config.to_dict()
     facts = read_media_family(folder_config)
     assert facts is not None
@@ -133,7 +133,7 @@ def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
 
 
 def _build_led_prompt(family: str, parts: list[Any], inputs: dict[str, Any]) -> MediaPrompt:
-    """Build a prompt that pictures lead: each group of marks begins with a page."""
+    """Build a prompt that images lead: each group of marks begins with a page."""
     token_ids: list[int] = inputs["input_ids"][0].tolist()
     mark = whole_model(family).config.image_token_index
     marks = [place for place, token_id in enumerate(token_ids) if token_id == mark]
@@ -171,13 +171,13 @@ def _process(family: str, parts: list[Any]) -> Any:
     marks = FAMILIES[family].parts
     text = "".join(part if isinstance(part, str) else marks[_kind_of(part)] for part in parts)
     media = [part for part in parts if not isinstance(part, str)]
-    pictures, videos, clips = ([part for part in media if _kind_of(part) == kind] for kind in MEDIA_KINDS)
+    images, videos, clips = ([part for part in media if _kind_of(part) == kind] for kind in MEDIA_KINDS)
     from transformers.video_utils import VideoMetadata
 
     nested = family in ("gemma3", "idefics3", "smolvlm")
     options: dict[str, Any] = {}
-    if pictures:
-        options["images"] = [pictures] if nested else pictures
+    if images:
+        options["images"] = [images] if nested else images
     if videos:
         options["videos"] = videos
         options["video_metadata"] = [

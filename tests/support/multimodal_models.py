@@ -1,7 +1,7 @@
 """Tiny multimodal models with random weights and their processors, in the shapes of the families that people serve.
 
 A folder of ``write_multimodal_model`` has all that a published one has: weights, tokenizer with the family's marks,
-processor, and a chat template that puts a mark where a message has a picture, video or clip.
+processor, and a chat template that puts a mark where a message has an image, video or clip.
 """
 
 import functools
@@ -13,10 +13,10 @@ from typing import Any
 
 from support.further_media_models import FURTHER_MODELS
 from support.gemma_media_models import GEMMA_MODELS
+from support.image_models import IMAGE_MODELS
 from support.media_family_shape import Family
 from support.nemotron_models import NEMOTRON_MODELS
 from support.ocr_models import OCR_MODELS
-from support.picture_models import PICTURE_MODELS
 from support.recent_media_models import RECENT_MODELS
 from support.rope_grid_models import MROPE, ROPE_GRID_MODELS
 from support.sound_models import SOUND_MODELS, GraniteSpeechFiles, VoxtralFiles
@@ -29,7 +29,7 @@ FAMILIES: dict[str, Family] = {
     **ROPE_GRID_MODELS,
     **GEMMA_MODELS,
     **SOUND_MODELS,
-    **PICTURE_MODELS,
+    **IMAGE_MODELS,
     **RECENT_MODELS,
     **OCR_MODELS,
     **VISION_CHAT_MODELS,
@@ -116,12 +116,12 @@ def load_whole_model(folder: Path, attention: str | dict[str, str] = "eager") ->
     if config.model_type == "nemotron_h_omni":
         _return_frames_as_tuple(model)
     if config.model_type == "mllama":
-        _hide_pictures_from_earlier_text(model)
+        _hide_images_from_earlier_text(model)
     return model.eval()
 
 
-def _hide_pictures_from_earlier_text(model: Any) -> None:
-    """Let text before the first picture see none, as in Meta's own code (github.com/meta-llama/llama-models, models/
+def _hide_images_from_earlier_text(model: Any) -> None:
+    """Let text before the first image see none, as in Meta's own code (github.com/meta-llama/llama-models, models/
     llama3/multimodal/model.py, CrossAttention), where Transformers lets it attend to all of them."""
     for layer in model.model.language_model.layers:
         if hasattr(layer, "cross_attn"):

@@ -1,4 +1,4 @@
-"""Tiny models of Nemotron's families that read pictures, video and sound, for ``multimodal_models.FAMILIES``."""
+"""Tiny models of Nemotron's families that read images, video and sound, for ``multimodal_models.FAMILIES``."""
 
 from typing import Any
 

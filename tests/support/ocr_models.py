@@ -11,7 +11,7 @@ from support.tile_models import IDEFICS_TILES
 def _deepseek_ocr2(tokenizer: Any) -> Any:
     from transformers import DeepseekOcr2ImageProcessor, DeepseekOcr2Processor
 
-    # Its encoder has 144 queries for a tile of 12 x 12 patches and 256 for the whole picture, whatever the sizes are
+    # Its encoder has 144 queries for a tile of 12 x 12 patches and 256 for the whole image, whatever the sizes are
     image = DeepseekOcr2ImageProcessor(size={"height": 256, "width": 256}, tile_size=192)
     return DeepseekOcr2Processor(image, tokenizer, patch_size=4)
 

@@ -17,8 +17,8 @@ from support.media_files import (
     SOUND_FORMATS,
     VIDEO_FORMATS,
     damage_bytes,
+    image_array,
     image_file,
-    picture_array,
     png_header,
     sine_wave,
     sound_file,
@@ -37,13 +37,13 @@ FILES: dict[str, Callable[[], bytes]] = {
     **{name: functools.partial(video_file, **form, frames=6) for name, form in VIDEO_FORMATS.items()},
     "huge header": functools.partial(png_header, 60_000, 60_000),
     "no pixels": functools.partial(png_header, 0, 0),
-    "narrow": lambda: image_file(picture_array(300, 1)),
-    "one pixel": lambda: image_file(picture_array(1, 1)),
-    "jpeg 2000": lambda: image_file(picture_array(), "JPEG2000"),
-    "tiff": lambda: image_file(picture_array(), "TIFF"),
+    "narrow": lambda: image_file(image_array(300, 1)),
+    "one pixel": lambda: image_file(image_array(1, 1)),
+    "jpeg 2000": lambda: image_file(image_array(), "JPEG2000"),
+    "tiff": lambda: image_file(image_array(), "TIFF"),
     "svg": lambda: b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>",
     "sdp": lambda: b"v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=x\r\nc=IN IP4 127.0.0.1\r\nt=0 0\r\nm=audio 9 RTP/AVP 0\r\n",
-    "text": lambda: b"no picture",
+    "text": lambda: b"no image",
     "nothing": bytes,
 }
 MEDIA_TYPES = {
@@ -84,7 +84,7 @@ seldom_damaged = st.sampled_from([False, False, True]).flatmap(
     lambda damaged: st.integers(0, 10**6) if damaged else st.none()
 )
 base64_changes = st.sampled_from([None] * 12 + sorted(BASE64_CHANGES))
-encoded_pictures = st.builds(encode_file, st.sampled_from(sorted(IMAGE_FILES)), seldom_damaged, base64_changes)
+encoded_images = st.builds(encode_file, st.sampled_from(sorted(IMAGE_FILES)), seldom_damaged, base64_changes)
 encoded_files = st.builds(encode_file, st.sampled_from(sorted(FILES)), seldom_damaged, base64_changes)
 base64_marks = st.sampled_from([";base64,"] * 12 + [",", ";base64", ";charset=x;base64,"])
 
@@ -93,7 +93,7 @@ def build_data_url(media_type: str, mark: str, data: str) -> str:
     return f"data:{media_type}{mark}{data}"
 
 
-picture_urls = st.builds(build_data_url, st.sampled_from(MEDIA_TYPES["image"]), base64_marks, encoded_pictures)
+image_urls = st.builds(build_data_url, st.sampled_from(MEDIA_TYPES["image"]), base64_marks, encoded_images)
 video_urls = st.builds(
     build_data_url,
     st.sampled_from(MEDIA_TYPES["video"]),
@@ -116,7 +116,7 @@ file_urls = st.sampled_from(
      "{folder}/a.png", "{folder}/cut.jpg", "{folder}/../a.png", "{folder}/%2e%2e/a.png", "file://{folder}/",
      "file:///etc/passwd.png", "{folder}/a.png\x00.png", "{folder}/" + "d/" * 300 + "a.png", "{folder}/pipe.png"]
 )  # fmt: skip
-urls = st.one_of(picture_urls, data_urls, host_urls, file_urls, media_urls)
+urls = st.one_of(image_urls, data_urls, host_urls, file_urls, media_urls)
 uuids = st.sampled_from(["u", "v", "", "../u", "\x00"]) | scalars
 details = st.sampled_from(["low", "high", "auto", "original", "x"]) | scalars
 
@@ -150,7 +150,7 @@ url_values = st.one_of(
     scalars,
 )
 seen_parts = st.one_of(  # most of them reach the decoder
-    st.builds(lambda url: {"type": "image_url", "image_url": {"url": url}}, picture_urls),
+    st.builds(lambda url: {"type": "image_url", "image_url": {"url": url}}, image_urls),
     st.builds(lambda url: {"type": "video_url", "video_url": {"url": url}}, video_urls),
 )
 encoded_clips = st.builds(encode_file, st.sampled_from(sorted(SOUND_FORMATS)), seldom_damaged, base64_changes)
@@ -225,13 +225,13 @@ mindie_parts = st.lists(
     | seen_parts,
     max_size=4,
 )
-links = st.builds(lambda url, text: f"![]({url}){text}", picture_urls | urls, texts)
+links = st.builds(lambda url, text: f"![]({url}){text}", image_urls | urls, texts)
 tgi_bodies = st.builds(
     lambda parts: {"inputs": "".join(parts), "parameters": {"max_new_tokens": 2}},
     st.lists(links | texts, min_size=1, max_size=3),
 )
 image_lists = (
-    st.lists(encoded_pictures, max_size=2)
+    st.lists(encoded_images, max_size=2)
     | st.lists(encoded_files | urls | scalars, max_size=3)
     | encoded_files
     | scalars
@@ -243,7 +243,7 @@ generate_bodies = st.builds(
 image_tensors = st.builds(
     lambda name, data: {"name": name, "datatype": "BYTES", "shape": [len(data)], "data": data},
     st.sampled_from(["image", "image_url"]),
-    st.lists(encoded_pictures, max_size=2) | st.lists(encoded_files | urls | scalars, max_size=3),
+    st.lists(encoded_images, max_size=2) | st.lists(encoded_files | urls | scalars, max_size=3),
 )
 infer_bodies = st.builds(
     lambda tensors: {
@@ -307,7 +307,7 @@ clip_forms = st.builds(
 DATABRICKS = "/databricks/serving-endpoints/tiny/invocations"
 databricks_bodies = st.builds(lambda messages: {"messages": messages, "max_tokens": 2}, messages)
 input_parts = st.one_of(
-    st.builds(lambda url: {"type": "input_image", "image_url": url}, picture_urls | urls | scalars),
+    st.builds(lambda url: {"type": "input_image", "image_url": url}, image_urls | urls | scalars),
     st.builds(lambda text: {"type": "input_text", "text": text}, texts),
     st.builds(lambda data: {"type": "input_file", "file_data": data, "filename": "a.png"}, data_urls),
     st.builds(lambda value: {"type": "input_image"} | value, st.dictionaries(st.text(max_size=9), json_values)),
@@ -323,7 +323,7 @@ sources = st.one_of(
     st.builds(
         lambda media_type, data: {"type": "base64", "media_type": media_type, "data": data},
         st.sampled_from(["image/png", "image/jpeg", "image/x"]) | scalars,
-        encoded_pictures | encoded_files | scalars,
+        encoded_images | encoded_files | scalars,
     ),
     st.builds(lambda url: {"type": "url", "url": url}, urls),
     json_values,
@@ -349,7 +349,7 @@ ollama_bodies = st.builds(
         | more
     ),
     texts,
-    st.lists(encoded_pictures, max_size=2) | st.lists(encoded_files | urls | scalars, max_size=2) | scalars,
+    st.lists(encoded_images, max_size=2) | st.lists(encoded_files | urls | scalars, max_size=2) | scalars,
     st.just({}) | st.just({"stream": False}),
 )
 TYPE_AND_ERROR = ("type", "error", "request_id")

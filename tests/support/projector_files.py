@@ -1,4 +1,4 @@
-"""Writes multimodal model folders as two GGUF files: the language model, and its encoder of pictures or sound as
+"""Writes multimodal model folders as two GGUF files: the language model, and its encoder of images or sound as
 llama.cpp's converter does it (its class MmprojModel and those of families).
 
 The names are those of the gguf package, so they do not come from the code that reads them.
@@ -129,7 +129,7 @@ def write_projector(
     *,
     swaps_layers: bool = False,
 ) -> Path:
-    """Write the encoder of pictures or sound. ``swaps_layers``: those of MLPs have each other's names."""
+    """Write the encoder of images or sound. ``swaps_layers``: those of MLPs have each other's names."""
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_type(gguf.GGUFType.MMPROJ)
     if config["model_type"] == "gemma4":
@@ -168,7 +168,7 @@ def add_sound(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def add_vision(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]) -> None:
-    """Add the sizes of an encoder of pictures."""
+    """Add the sizes of an encoder of images."""
     vision, family = config["vision_config"], config["model_type"]
     image = json.loads((folder / "processor_config.json").read_text())["image_processor"]
     sizes = vision.get("image_size", 560), vision["patch_size"]
@@ -220,7 +220,7 @@ def patches_per_embedding(config: dict[str, Any]) -> int:
 
 
 def add_qwen(writer: gguf.GGUFWriter, vision: dict[str, Any], image: dict[str, Any]) -> None:
-    """Add what encoders of Qwen have of their own, and the sizes of pictures, which are not the published ones."""
+    """Add what encoders of Qwen have of their own, and the sizes of images, which are not the published ones."""
     writer.add_uint32(gguf.Keys.ClipVision.IMAGE_MIN_PIXELS, image["size"]["shortest_edge"])
     writer.add_uint32(gguf.Keys.ClipVision.IMAGE_MAX_PIXELS, image["size"]["longest_edge"])
     writer.add_vision_spatial_merge_size(vision["spatial_merge_size"])

@@ -68,7 +68,7 @@ def convert_llama(config: dict[str, Any], tensors: Tensors) -> Named:
 
 
 def convert_gemma(config: dict[str, Any], tensors: Tensors) -> Named:
-    """Yield Gemma 4's encoder of pictures. Its sound is not read, so one tensor stands for all."""
+    """Yield Gemma 4's encoder of images. Its sound is not read, so one tensor stands for all."""
     yield "mm.a.fc.weight", torch.ones(4, 4)
     for name, tensor in tensors.items():
         if "audio" in name:
@@ -114,7 +114,7 @@ def convert_paddle(config: dict[str, Any], tensors: Tensors) -> Named:
 
 
 def convert_omni(config: dict[str, Any], tensors: Tensors) -> Named:
-    """Yield Qwen2.5-Omni's encoders of pictures and sound, with the sinusoids of positions, and without the tensor that
+    """Yield Qwen2.5-Omni's encoders of images and sound, with the sinusoids of positions, and without the tensor that
     nothing needs."""
     for name, tensor in tensors.items():
         if name == "visual.patch_embed.proj.weight":

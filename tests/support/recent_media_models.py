@@ -1,4 +1,4 @@
-"""Tiny models of families of pictures and sound whose code came late to Transformers, for ``multimodal_models``."""
+"""Tiny models of families of images and sound whose code came late to Transformers, for ``multimodal_models``."""
 
 from dataclasses import replace
 from typing import Any

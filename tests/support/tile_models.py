@@ -1,4 +1,4 @@
-"""Tiny models that read pictures, some also video, most of them in tiles, for ``multimodal_models.FAMILIES``."""
+"""Tiny models that read images, some also video, most of them in tiles, for ``multimodal_models.FAMILIES``."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Tiny models of families that talk about pictures and videos, for ``multimodal_models.FAMILIES``."""
+"""Tiny models of families that talk about images and videos, for ``multimodal_models.FAMILIES``."""
 
 from dataclasses import replace
 from typing import Any

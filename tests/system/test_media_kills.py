@@ -1,4 +1,4 @@
-"""Media processes and engines that are killed while they decode or encode a picture, alone and in a separated pair.
+"""Media processes and engines that are killed while they decode or encode an image, alone and in a separated pair.
 
 Each request gets its answer or one error in its API's form, streams end with one terminal event, and the next requests
 have the same tokens as before. Nothing stays behind: no descriptor, child process or file in memory.
@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 from support.cluster_processes import Cluster, ParleyProcess
 from support.free_ports import free_port_range
-from support.media_answers import picture_url
+from support.media_answers import image_data_url
 from support.media_files import image_file
 from support.multimodal_models import multimodal_folder
 from support.request_mixture import Answer, judge_answers, send_request, wait_until
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="ta
 
 FLAGS = ("--kv-memory", "24MiB", "--dtype", "fp32", "--name", "tiny", "--threads", "1", "--trust-request-mm-kwargs")
 MEDIA_PROCESS, ENGINE = "parley.worker.media_process", "parley.worker.process"
-# A picture of 49 million pixels takes a while to decode, and 1,200 embeddings take the encoder a while.
+# An image of 49 million pixels takes a while to decode, and 1,200 embeddings take the encoder a while.
 LARGE = base64.b64encode(image_file(Image.new("RGB", (7000, 7000)))).decode()
 MANY_PIXELS = {"min_pixels": 1_000_000, "max_pixels": 1_100_000}
 
@@ -41,7 +41,7 @@ def chat(url: str, **members: Any) -> tuple[str, dict[str, Any]]:
 
 
 def requests_of_every_api(data: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return requests about one picture, whole and streamed."""
+    """Return requests about one image, whole and streamed."""
     url = f"data:image/png;base64,{data}"
     inputs = {"inputs": f"![]({url})", "parameters": {"max_new_tokens": 12}}
     part = {"type": "image_url", "image_url": url}
@@ -124,35 +124,35 @@ def assert_ended_once(answer: Answer, statuses: set[int]) -> None:
 
 
 async def check_same(url: str, expected: str) -> None:
-    (answer,) = await ask(url, chat(picture_url(1)))
+    (answer,) = await ask(url, chat(image_data_url(1)))
     assert answer.status == 200, answer.body
     assert next(answer.events())["choices"][0]["message"]["content"] == expected
 
 
 async def test_requests_whose_media_process_is_killed_are_refused(server: ParleyProcess) -> None:
     assert await is_ready(server)
-    (control,) = await ask(server.url, chat(picture_url(1)))
+    (control,) = await ask(server.url, chat(image_data_url(1)))
     expected = next(control.events())["choices"][0]["message"]["content"]
     files = held_files(server.process_group)
     for number, call in enumerate(requests_of_every_api(LARGE)):
-        await ask(server.url, chat(picture_url(100 + number)))  # starts a process
+        await ask(server.url, chat(image_data_url(100 + number)))  # starts a process
         killing = asyncio.create_task(kill_when_busy(server.process_group, MEDIA_PROCESS, 0.1))
         (answer,) = await ask(server.url, call)
         await killing
         assert_ended_once(answer, {400, 422})
         await check_same(server.url, expected)
-    # Pictures that were asked for are kept: one in memory for each call.
+    # Images that were asked for are kept: one in memory for each call.
     assert len(held_files(server.process_group)) <= len(files) + len(requests_of_every_api(LARGE))
 
 
 async def test_requests_whose_engine_is_killed_while_it_encodes_fail(server: ParleyProcess) -> None:
     assert await is_ready(server)
-    (control,) = await ask(server.url, chat(picture_url(1)))
+    (control,) = await ask(server.url, chat(image_data_url(1)))
     expected = next(control.events())["choices"][0]["message"]["content"]
     for stream in (False, True):
-        max_files = len(held_files(server.process_group)) + 1  # the picture is kept
+        max_files = len(held_files(server.process_group)) + 1  # the image is kept
         killing = asyncio.create_task(kill_when_busy(server.process_group, ENGINE, 0.05))
-        call = chat(picture_url(10 + stream), stream=stream, mm_processor_kwargs=MANY_PIXELS)
+        call = chat(image_data_url(10 + stream), stream=stream, mm_processor_kwargs=MANY_PIXELS)
         (answer,) = await ask(server.url, call)
         await killing
         assert_ended_once(answer, {503})
@@ -163,13 +163,13 @@ async def test_requests_whose_engine_is_killed_while_it_encodes_fail(server: Par
 
 @pytest.mark.parametrize("number", [0, 1], ids=["prefill", "decode"])
 @pytest.mark.parametrize("whole", [False, True], ids=["engine", "instance"])
-async def test_a_pair_answers_about_a_picture_after_a_kill(tmp_path: Path, number: int, whole: bool) -> None:
+async def test_a_pair_answers_about_an_image_after_a_kill(tmp_path: Path, number: int, whole: bool) -> None:
     """P is killed while it encodes, D while it streams. ``whole``: the instance is killed, and not its engine alone."""
     flags = ("--model", str(multimodal_folder("qwen2_vl")), *FLAGS)
     cluster = Cluster(tmp_path, "prefill", "decode", flags=flags, separate="always", heartbeat=0.25)
     try:
         url, victim = cluster.coordinator.url, cluster.instances[number]
-        calls = [chat(picture_url(1), max_tokens=600, stream=stream) for stream in (False, True)]
+        calls = [chat(image_data_url(1), max_tokens=600, stream=stream) for stream in (False, True)]
         answers = [Answer() for _ in calls]
         sending = [
             asyncio.create_task(send_request(url, *call, answer)) for call, answer in zip(calls, answers, strict=True)

@@ -30,20 +30,20 @@ SIZES = [(64, 96), (40, 40), (120, 300)]
 TOKENS = 12
 
 
-def picture(number: int, height: int = 64, width: int = 64) -> str:
+def image(number: int, height: int = 64, width: int = 64) -> str:
     pixels = np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return base64.b64encode(image_file(pixels)).decode()
 
 
-def chat_body(*pictures: str, **members: Any) -> dict[str, Any]:
-    parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}} for picture in pictures]
+def chat_body(*images: str, **members: Any) -> dict[str, Any]:
+    parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}} for image in images]
     content = [*parts, {"type": "text", "text": "What is it?"}]
     options = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     return {"model": "m", "messages": [{"role": "user", "content": content}]} | options | members
 
 
-BODIES = [chat_body(*pictures, logprobs=True) for pictures in ([picture(k, *size)] for k, size in enumerate(SIZES))] + [
-    chat_body(picture(1), picture(2, 200, 50), logprobs=True),
+BODIES = [chat_body(*images, logprobs=True) for images in ([image(k, *size)] for k, size in enumerate(SIZES))] + [
+    chat_body(image(1), image(2, 200, 50), logprobs=True),
     chat_body(logprobs=True),
 ]
 
@@ -113,14 +113,14 @@ def chat(server: ServerProcess, body: dict[str, Any]) -> tuple[int, str, list[fl
     return comparable_parts(post(server.url + "/v1/chat/completions", body))
 
 
-def test_pictures_are_answered_as_vllm_answers_them(server, reference):
+def test_images_are_answered_as_vllm_answers_them(server, reference):
     assert [chat(server, body) for body in BODIES] == reference
     assert len({text for _, text, _ in reference}) == len(reference)
 
 
-def test_pictures_are_answered_alike_in_every_api(server, reference):
+def test_images_are_answered_alike_in_every_api(server, reference):
     prompt_tokens, text, _ = reference[0]
-    content = picture(0, *SIZES[0])
+    content = image(0, *SIZES[0])
     source = {"type": "base64", "media_type": "image/png", "data": content}
     parts = [{"type": "image", "source": source}, {"type": "text", "text": "What is it?"}]
     message = {"model": "m", "max_tokens": TOKENS, "temperature": 0, "messages": [{"role": "user", "content": parts}]}
@@ -136,8 +136,8 @@ def test_pictures_are_answered_alike_in_every_api(server, reference):
     assert answer["details"]["generated_tokens"] == TOKENS
 
 
-def test_pictures_are_answered_alike_among_others_and_in_choices(server):
-    bodies = [chat_body(picture(100 + k, 64, 64 + 8 * k), logprobs=True) for k in range(20)]
+def test_images_are_answered_alike_among_others_and_in_choices(server):
+    bodies = [chat_body(image(100 + k, 64, 64 + 8 * k), logprobs=True) for k in range(20)]
     alone = [chat(server, body) for body in bodies]
     together: dict[int, Any] = {}
     threads = [
@@ -149,36 +149,36 @@ def test_pictures_are_answered_alike_among_others_and_in_choices(server):
         thread.join()
     assert [together[k] for k in range(len(bodies))] == alone
     sampled = {"temperature": 1, "logprobs": True}
-    singles = [chat(server, chat_body(picture(1), seed=7 + k, **sampled))[1] for k in range(3)]
-    answer = post(server.url + "/v1/chat/completions", chat_body(picture(1), seed=7, n=3, **sampled))
+    singles = [chat(server, chat_body(image(1), seed=7 + k, **sampled))[1] for k in range(3)]
+    answer = post(server.url + "/v1/chat/completions", chat_body(image(1), seed=7, n=3, **sampled))
     assert [choice["message"]["content"] for choice in answer["choices"]] == singles
 
 
-def test_pages_are_found_again_by_the_content_of_a_picture(server):
+def test_pages_are_found_again_by_the_content_of_an_image(server):
     def cached(number: int) -> int:
-        pictures = [picture(number, 200, 200)] * 3
-        usage = post(server.url + "/v1/chat/completions", chat_body(*pictures))["usage"]
+        images = [image(number, 200, 200)] * 3
+        usage = post(server.url + "/v1/chat/completions", chat_body(*images))["usage"]
         return usage["prompt_tokens_details"]["cached_tokens"]
 
     assert [cached(50), cached(51), cached(50)] == [0, 0, 128]  # a page of vLLM for CPUs
 
 
 @pytest.mark.parametrize(
-    ("pictures", "words"),
+    ("images", "words"),
     [
         (["AAAA"], "in no format that is read here"),
-        ([picture(1, 1, 900)], "cannot be processed by this model"),
-        ([picture(1)] * 4, "at most 3 image items"),
+        ([image(1, 1, 900)], "cannot be processed by this model"),
+        ([image(1)] * 4, "at most 3 image items"),
     ],
 )
-def test_unusable_pictures_are_refused_before_they_are_queued(server, pictures, words):
-    status, answer = server.post("/v1/chat/completions", chat_body(*pictures))
+def test_unusable_images_are_refused_before_they_are_queued(server, images, words):
+    status, answer = server.post("/v1/chat/completions", chat_body(*images))
     assert status == 400 and words in json.dumps(answer)
 
 
 def test_disconnected_clients_leave_nothing_running(server):
     for number in range(20):
-        endless = chat_body(picture(200 + number), stream=True, max_tokens=1800)
+        endless = chat_body(image(200 + number), stream=True, max_tokens=1800)
         body = json.dumps(endless).encode()
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             lines = ("POST /v1/chat/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json")

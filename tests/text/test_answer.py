@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from support.answer_parts import parse_pieces
 
 from parley.demo import model_folder
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.text.answer_choice import AnswerChoice
 from parley.text.grammar import answer_grammar
 from parley.text.grammar.answer_compiler import may_be_any_text
@@ -142,7 +142,7 @@ def test_response_format_is_validated_even_when_calls_are_forced(language):
     wrong = Grammar("regex", "(a", field="structured_outputs.regex")
     assert language.compile_answer_grammar(forced, None)  # the grammar of the calls is right
     for _ in range(2):
-        with pytest.raises(Invalid, match="unclosed") as caught:
+        with pytest.raises(InvalidValue, match="unclosed") as caught:
             language.compile_answer_grammar(forced, wrong)
         assert caught.value.field == wrong.field
 
@@ -284,7 +284,7 @@ def test_wrong_grammar_of_a_custom_tool_names_its_member(language, text, choice)
     schema = {"type": "object", "properties": {"input": {"type": "string"} | text}, "required": ["input"]}
     tools = function_tool("f"), function_tool("raw", schema, strict=True)
     chat = chat_with_tools(*tools, tool_choice=choice, schema_fields={"f": "tools[0]", "raw": "tools[1].definition"})
-    with pytest.raises(Invalid, match=r"^tools\[1\]\.definition cannot be followed: ") as caught:
+    with pytest.raises(InvalidValue, match=r"^tools\[1\]\.definition cannot be enforced: ") as caught:
         language.compile_answer_grammar(chat, None)
     assert caught.value.field == "tools[1].definition"
 
@@ -292,7 +292,7 @@ def test_wrong_grammar_of_a_custom_tool_names_its_member(language, text, choice)
 def test_unsupported_schema_is_refused_only_for_strict_tools(allows, language):
     odd = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}}
     tools = function_tool("f"), function_tool("g", odd, strict=True)
-    with pytest.raises(Invalid) as caught:
+    with pytest.raises(InvalidValue) as caught:
         language.compile_answer_grammar(chat_with_tools(*tools, schema_fields={"f": "first", "g": "second"}), None)
     assert caught.value.field == "second"
     loose = chat_with_tools(function_tool("f"), function_tool("g", odd), tool_choice="required")
@@ -308,12 +308,12 @@ def test_unsupported_schema_is_refused_only_for_strict_tools(allows, language):
         *(function_tool(f"f{number}", schema) for number, schema in enumerate(wide)), tool_choice="required"
     )  # each schema alone would fit
     assert allows(many, hermes_call("f7", '{"b": 1}')) and not allows(many, hermes_call("f100", "{}"))
-    with pytest.raises(Invalid, match="tools cannot be followed"):
+    with pytest.raises(InvalidValue, match="tools cannot be enforced"):
         language.compile_answer_grammar(
             chat_with_tools(*(function_tool(f"f{number}", schema, strict=True) for number, schema in enumerate(wide))),
             None,
         )
-    with pytest.raises(Invalid) as caught:
+    with pytest.raises(InvalidValue) as caught:
         language.compile_answer_grammar(
             chat_with_tools(function_tool("f")), Grammar("regex", "(", field="guided_regex")
         )

@@ -11,7 +11,7 @@ import pytest
 from support.tiny_tokenizers import byte_level
 
 from parley.demo.template import CHAT_TEMPLATE as DEMO
-from parley.errors import BadRequest, Invalid
+from parley.errors import BadRequest, InvalidValue
 from parley.text.parsing import chat_template as module
 from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.tokens.json_files import BadTokenizer
@@ -171,7 +171,7 @@ def test_missing_template_or_messages_is_bad_request() -> None:
     ],
 )  # fmt: skip
 def test_reserved_template_options_are_refused(name: str) -> None:
-    with pytest.raises(Invalid) as refused:
+    with pytest.raises(InvalidValue) as refused:
         render_source(CHATML, ChatPrompt(CHATS["one"].messages, options={name: True}), bos_token="<s>")
     assert refused.value.field == "chat_template_kwargs"
 

@@ -13,7 +13,7 @@ from support import tiny_models, tiny_tokenizers
 from support.hostile_grammars import HOSTILE, nested_schema
 
 from parley import LLM
-from parley.errors import BadRequest, Invalid
+from parley.errors import BadRequest, InvalidValue
 from parley.model.sampling.grammar_mask import GrammarCache, TokenBytes
 from parley.text.grammar.compiler import CACHE_BYTES, MAX_GRAMMAR_CHARS, GrammarCompiler
 from parley.text.grammar.schemas.json_schema import MAX_PROPERTIES, MAX_SCHEMA_DEPTH, prepare_for_llguidance
@@ -220,7 +220,7 @@ def test_grammar_applies_after_reasoning(compiler, inside, marks):
 def test_grammar_error_names_field_and_reason(compiler, grammar, sentence):
     for field in ("some_field", "other_field"):  # the second error comes from the cache
         grammar = Grammar(grammar.kind, grammar.value, field=field)
-        with pytest.raises(Invalid) as caught:
+        with pytest.raises(InvalidValue) as caught:
             compiler.find_compiled(grammar) or compiler.compile_grammar(grammar)
         assert caught.value.field == field
         assert caught.value.message.startswith(field) and sentence in caught.value.message
@@ -251,14 +251,14 @@ def test_hostile_grammars_are_refused_or_cheap(compiler):
     for grammar in HOSTILE:
         try:
             compiler.compile_grammar(grammar)
-        except Invalid as error:
+        except InvalidValue as error:
             refused += 1
             assert len(error.message) < 400
     assert 50 < refused < len(HOSTILE)
 
 
 def test_grammar_is_refused_for_tokenizer_without_token_bytes():
-    with pytest.raises(Invalid, match="tokenizer"):
+    with pytest.raises(InvalidValue, match="tokenizer"):
         GrammarCompiler(tiny_tokenizers.suffixed()).compile_grammar(Grammar("choice", ["a"]))
 
 

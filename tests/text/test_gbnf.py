@@ -6,7 +6,7 @@ import llguidance
 import pytest
 from support import tiny_tokenizers
 
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.text.grammar.compiler import GrammarCompiler
 from parley.types import Grammar
 
@@ -111,7 +111,7 @@ def test_gbnf_allows_exactly_its_texts(compiler, grammar, good, bad):
     ],
 )  # fmt: skip
 def test_invalid_gbnf_is_refused_with_its_place(compiler, grammar, sentence):
-    with pytest.raises(Invalid) as caught:
+    with pytest.raises(InvalidValue) as caught:
         compiler.compile_grammar(Grammar("ebnf", grammar, field="guided_grammar"))
     assert sentence in caught.value.message and caught.value.field == "guided_grammar"
 
@@ -126,7 +126,7 @@ def test_invalid_gbnf_is_refused_with_its_place(compiler, grammar, sentence):
     ],
 )  # fmt: skip
 def test_hostile_gbnf_is_refused(compiler, grammar):
-    with pytest.raises(Invalid, match=r"nested too deeply|takes too long|too large|at most 32768") as caught:
+    with pytest.raises(InvalidValue, match=r"nested too deeply|takes too long|too large|at most 32768") as caught:
         compiler.compile_grammar(Grammar("ebnf", grammar))
     assert len(caught.value.message) < 200
 

@@ -135,16 +135,16 @@ def test_templates_may_count_tools_and_map_messages() -> None:
 
 
 def test_later_system_messages_become_the_users_text_in_their_place():
-    picture = PlacedMedia(1, Media("image", MediaAddress("http://a"), "f"))
+    image = PlacedMedia(1, Media("image", MediaAddress("http://a"), "f"))
     turns = [
         Message("system", "S"), Message("user", "a"), Message("system", "x"), Message("assistant", "b"),
-        Message("system", "y"), Message("user", "cd", media=[picture]), Message("user", "e"),
+        Message("system", "y"), Message("user", "cd", media=[image]), Message("user", "e"),
     ]  # fmt: skip
     written = "<system>\ny\n</system>\n"
     assert later_system_as_user(turns) == [
         Message("system", "S"),
         Message("user", "a\n<system>\nx\n</system>"),
         Message("assistant", "b"),
-        Message("user", written + "cd", media=[PlacedMedia(len(written) + 1, picture.media)]),
+        Message("user", written + "cd", media=[PlacedMedia(len(written) + 1, image.media)]),
         Message("user", "e"),
     ]

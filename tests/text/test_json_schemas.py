@@ -22,7 +22,7 @@ from jsonschema.validators import validator_for
 from support import tiny_models
 
 from parley import LLM
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.text.grammar.compiler import GrammarCompiler
 from parley.text.grammar.schemas.string_formats import KNOWN_FORMATS
 from parley.types import Grammar
@@ -102,7 +102,7 @@ def test_schema_data_is_large_with_unique_names():
 def test_refused_schemas_fail_with_reason_before_queueing(llm):
     before = llm.model.engine.stats.prompt_tokens
     for row in REFUSED:
-        with pytest.raises(Invalid) as caught:
+        with pytest.raises(InvalidValue) as caught:
             llm.generate("a", guided_json=row["schema"], max_tokens=1)
         assert row["refused"] in caught.value.message, row["name"]
         assert caught.value.field == "guided_json" and "guided_json" in caught.value.message

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.tiny_tokenizers import MARKS, SPECIAL, TOKENIZERS
 
 from parley import demo
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.interrupt import Abandoned, run_until_abandoned, stop_if_abandoned
 from parley.text.tokens import long_text
 from parley.text.tokens.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ def test_long_text_without_a_place_to_divide_it_is_refused(small_pieces, monkeyp
     monkeypatch.setattr(long_text, "MAX_PIECE_LENGTH", 1600)
     tokenizer = make_tokenizer("word_piece")
     assert tokenizer.encode("a" * 1000) == tokenizer.backend.encode("a" * 1000).ids
-    with pytest.raises(Invalid, match="1600 characters in a row"):
+    with pytest.raises(InvalidValue, match="1600 characters in a row"):
         tokenizer.encode("a" * 5000)
 
 

@@ -119,7 +119,7 @@ def test_a_kind_whose_encoder_the_model_does_not_have_is_left_out(without: dict)
         ("gemma4_unified", {}, True),
     ],
 )
-def test_the_text_config_of_gemma_4_says_whether_pictures_see_both_ways(model_type, text_config, sees_both_ways):
+def test_the_text_config_of_gemma_4_says_whether_images_see_both_ways(model_type, text_config, sees_both_ways):
     """What its absence means differs between the types, as in Transformers."""
     config = {"model_type": model_type, "vision_config": {}, "text_config": text_config} | GEMMA4_IDS
     assert read_media_family(config).sees_both_ways == sees_both_ways

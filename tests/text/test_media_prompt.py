@@ -1,4 +1,4 @@
-"""Prompts with pictures, videos and sound have the very tokens of Transformers' processors."""
+"""Prompts with images, videos and sound have the very tokens of Transformers' processors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.multimodal_models import FAMILIES, SAMPLED_FAMILIES, multimodal_folder
 
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.model.media_input.processor import ItemProcessor
 from parley.text.media_prompt import find_media_items
 from parley.text.parsing.content_parts import content_parts
@@ -20,8 +20,8 @@ from parley.types import ChatPrompt, EncodedMedia, Media, MediaKind, Message, Pl
 from parley.types.media import lead_length
 
 SIZES = {"wide": (40, 90), "tall": (120, 33), "small": (30, 31)}
-# Perception LM's processor cannot read two pictures with different numbers of tiles at once
-PICTURE_FAMILIES = sorted(
+# Perception LM's processor cannot read two images with different numbers of tiles at once
+IMAGE_FAMILIES = sorted(
     family for family, shape in SAMPLED_FAMILIES.items() if "image" in shape.parts and family != "perception_lm"
 )
 
@@ -44,16 +44,16 @@ def load_pipeline(family: str) -> TextPipeline:
 
 
 @cache
-def picture(size: str) -> Any:
+def image(size: str) -> Any:
     from PIL import Image
 
     pixels = np.random.default_rng(len(size)).integers(0, 256, (*SIZES[size], 3), np.uint8)
     return Image.fromarray(pixels)
 
 
-def process_picture(family: str, size: str) -> ProcessedMedia:
-    """Return what a media process does: the replacement that the processor makes of the picture alone."""
-    processed = item_processor(family).process_image(picture(size), {})
+def process_image(family: str, size: str) -> ProcessedMedia:
+    """Return what a media process does: the replacement that the processor makes of the image alone."""
+    processed = item_processor(family).process_image(image(size), {})
     return item_processor(family).describe_item("image", sha256(size.encode()).digest(), processed)
 
 
@@ -68,7 +68,7 @@ def chat_of(text: str, positions: list[int]) -> ChatPrompt:
 
 
 def expected_ids(family: str, chat: ChatPrompt, sizes: list[str]) -> list[int]:
-    """Return the ids that Transformers' processor makes of the conversation and its pictures."""
+    """Return the ids that Transformers' processor makes of the conversation and its images."""
     processor = load_processor(family)
     turns = [
         {"role": turn.role, "content": content_parts(turn.content, turn.media) if turn.media else turn.content}
@@ -76,14 +76,14 @@ def expected_ids(family: str, chat: ChatPrompt, sizes: list[str]) -> list[int]:
     ]
     template_owner = processor if processor.chat_template else processor.tokenizer  # Phi-4-multimodal's has none
     text = template_owner.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-    images = [picture(size) for size in sizes]
+    images = [image(size) for size in sizes]
     if family in ("gemma3", "idefics3", "smolvlm"):
         images = [images]
     batch = processor(text=[text], images=images or None, add_special_tokens=False, return_tensors="pt")
     return batch["input_ids"][0].tolist()
 
 
-@pytest.mark.parametrize("family", PICTURE_FAMILIES)
+@pytest.mark.parametrize("family", IMAGE_FAMILIES)
 @pytest.mark.parametrize(
     ("text", "positions", "sizes"),
     [
@@ -94,9 +94,9 @@ def expected_ids(family: str, chat: ChatPrompt, sizes: list[str]) -> list[int]:
     ],
     ids=["start", "end", "middle", "three"],
 )
-def test_tokens_of_pictures_are_those_of_the_processor(family, text, positions, sizes):
+def test_tokens_of_images_are_those_of_the_processor(family, text, positions, sizes):
     chat = chat_of(text, positions)
-    items = [process_picture(family, size) for size in sizes]
+    items = [process_image(family, size) for size in sizes]
     prepared = load_pipeline(family).prepare_prompt(chat, media=items)
     expected, lead = expected_ids(family, chat, sizes), lead_length(prepared.media)
     if family == "mllama":  # whose processor writes BOS where a template does not
@@ -119,7 +119,7 @@ def test_tokens_of_pictures_are_those_of_the_processor(family, text, positions, 
 def test_a_mark_that_a_client_writes_is_text(family):
     pipeline = load_pipeline(family)
     mark = pipeline.media_marks["image"].prompt_mark
-    item = process_picture(family, "small")
+    item = process_image(family, "small")
     with_mark = pipeline.prepare_prompt(chat_of(f"Is {mark} a mark?", [0]), media=[item])
     assert len(with_mark.media) == 1
     assert with_mark.media[0].embedding_count == item.embedding_count
@@ -127,24 +127,26 @@ def test_a_mark_that_a_client_writes_is_text(family):
 
 
 def test_model_that_reads_images_and_sound_separately_refuses_both_in_one_prompt():
-    """In a prompt with pictures, Phi-4-multimodal projects sound in another way."""
-    pipeline, picture_item = load_pipeline("phi4_multimodal"), process_picture("phi4_multimodal", "small")
+    """In a prompt with images, Phi-4-multimodal projects sound in another way."""
+    pipeline, image_item = load_pipeline("phi4_multimodal"), process_image("phi4_multimodal", "small")
     clip = ProcessedMedia("audio", b"clip", "<|audio|>", "<|audio|>", 1)
     chat = ChatPrompt([Message("user", "What is this?", media=[placed(0), placed(5, "audio")])])
-    with pytest.raises(Invalid, match=r"^The prompt has image and audio clip, but this model reads one kind of media"):
-        pipeline.prepare_prompt(chat, media=[picture_item, clip])
+    with pytest.raises(
+        InvalidValue, match=r"^The prompt has image and audio clip, but this model reads one kind of media"
+    ):
+        pipeline.prepare_prompt(chat, media=[image_item, clip])
     chat = ChatPrompt([Message("user", "What is this?", media=[placed(5, "audio")])])
     assert pipeline.prepare_prompt(chat, media=[clip]).media[0].digest == b"clip"
 
 
-def test_a_client_with_trusted_marks_cannot_add_a_place_for_a_picture():
+def test_a_client_with_trusted_marks_cannot_add_a_place_for_an_image():
     pipeline = TextPipeline.from_folder(multimodal_folder("qwen2_vl"), trust_marks=True)
-    with pytest.raises(Invalid, match=r"Found more '<\|image_pad\|>' placeholders"):
-        pipeline.prepare_prompt(chat_of("<|image_pad|>", [0]), media=[process_picture("qwen2_vl", "small")])
+    with pytest.raises(InvalidValue, match=r"Found more '<\|image_pad\|>' placeholders"):
+        pipeline.prepare_prompt(chat_of("<|image_pad|>", [0]), media=[process_image("qwen2_vl", "small")])
 
 
 def test_a_plain_text_has_replacements_at_their_places():
-    pipeline, item = load_pipeline("llava"), process_picture("llava", "small")
+    pipeline, item = load_pipeline("llava"), process_image("llava", "small")
     prompt = TextPrompt("before  after", media=[placed(7)])
     prepared = pipeline.prepare_prompt(prompt, media=[item])
     ids = [pipeline.tokenizer.encode(text, special) for text, special in (("before ", True), (" after", False))]
@@ -152,16 +154,16 @@ def test_a_plain_text_has_replacements_at_their_places():
     assert prepared.token_ids == [*ids[0], *middle, *ids[1]]
     with_mark = TextPrompt("before <image> after", media=[placed(0)])
     assert pipeline.prepare_prompt(with_mark, media=[item]).token_ids == prepared.token_ids
-    with pytest.raises(Invalid, match="Found more '<image>'"):
+    with pytest.raises(InvalidValue, match="Found more '<image>'"):
         pipeline.prepare_prompt(msgspec.structs.replace(prompt, text="<image>" + with_mark.text), media=[item])
 
 
-def test_a_picture_in_a_plain_text_has_the_tokens_that_a_template_writes_around_it():
-    pipeline, item = load_pipeline("qwen2_vl"), process_picture("qwen2_vl", "small")
+def test_an_image_in_a_plain_text_has_the_tokens_that_a_template_writes_around_it():
+    pipeline, item = load_pipeline("qwen2_vl"), process_image("qwen2_vl", "small")
     prompt = TextPrompt("before  after", media=[placed(7)])
     token_ids = pipeline.prepare_prompt(prompt, media=[item]).token_ids
     text = f"before {FAMILIES['qwen2_vl'].parts['image']} after"
-    assert token_ids == load_processor("qwen2_vl")(text=[text], images=[picture("small")])["input_ids"][0]
+    assert token_ids == load_processor("qwen2_vl")(text=[text], images=[image("small")])["input_ids"][0]
     with_marks = TextPrompt(text, media=[placed(0)])
     assert pipeline.prepare_prompt(with_marks, media=[item]).token_ids == token_ids
 
@@ -174,7 +176,7 @@ def test_a_picture_in_a_plain_text_has_the_tokens_that_a_template_writes_around_
         ("see  now", 4, "see <image><image><|endoftext|> now\n"),
     ],
 )
-def test_bos_stands_after_the_pictures_of_a_prompt_that_is_read_as_a_prefix(text, position, expected):
+def test_bos_stands_after_the_images_of_a_prompt_that_is_read_as_a_prefix(text, position, expected):
     """As PaliGemma's processor writes it. The tokenizer does not add another one."""
     pipeline = load_pipeline("llava")
     item = ProcessedMedia("image", b"cat", "<image><image>", "<image>", 2, text_edges=("<|endoftext|>", "\n"))
@@ -196,7 +198,7 @@ def test_a_template_that_reads_no_parts_gets_marks_in_lines():
     assert text == "[Be brief.][<image>\nWhat is this?]"
 
 
-def test_a_template_that_reads_parts_for_pictures_alone_reads_them_as_parts():
+def test_a_template_that_reads_parts_for_images_alone_reads_them_as_parts():
     pipeline = load_pipeline("llava")
     source = """{% for turn in messages %}{% if turn['content'] is string %}{{ turn['content'] }}{% else %}
         {%- for part in turn['content'] %}{{ part['text'] if part['type'] == 'text' else '(<image>)' }}{% endfor %}
@@ -231,11 +233,11 @@ def test_a_numbered_grid_lies_between_two_more_embeddings():
     ]
 
 
-def test_a_final_turn_with_a_picture_can_be_continued():
+def test_a_final_turn_with_an_image_can_be_continued():
     pipeline = load_pipeline("qwen2_vl")
     chat = ChatPrompt(
         [Message("user", "Go on."), Message("assistant", "I see", media=[placed(0)])], continue_final=True
     )
-    item = process_picture("qwen2_vl", "small")
+    item = process_image("qwen2_vl", "small")
     prepared = pipeline.prepare_prompt(chat, media=[item])
     assert pipeline.tokenizer.decode(prepared.token_ids[prepared.media[0].end :]) == "I see"

@@ -15,7 +15,7 @@ from support.tiny_models import write_tokenizer
 from support.tiny_tokenizers import byte_level, word_level
 
 from parley.demo.template import CHAT_TEMPLATE
-from parley.errors import BadRequest, ContextLength, Invalid, Unsupported
+from parley.errors import BadRequest, ContextLength, InvalidValue, Unsupported
 from parley.text import fill_in_middle
 from parley.text.grammar.answer_question import decode_question, encode_question
 from parley.text.model_defaults import EmbeddingPrompts
@@ -392,12 +392,12 @@ def test_embedding_prompt_precedes_the_text(tmp_path: Path) -> None:
     assert pipeline.prepare_prompt(TextPrompt("a"), pooling=PoolingOptions(prompt="none")).token_ids == [0, 3, 1]
     assert pipeline.prepare_prompt(TokensPrompt([3]), pooling=PoolingOptions()).token_ids == [3]
     assert pipeline.prepare_prompt(TextPrompt("a")).token_ids == [0, 3, 1]
-    with pytest.raises(Invalid, match=r"no prompt 'passage'; it has none, query"):
+    with pytest.raises(InvalidValue, match=r"no prompt 'passage'; it has none, query"):
         pipeline.prepare_prompt(TextPrompt("a"), pooling=PoolingOptions(prompt="passage"))
     optional = PoolingOptions(prompt="search_query", prompt_aliases=("question", "query"), prompt_optional=True)
     assert pipeline.prepare_prompt(TextPrompt("a"), pooling=optional).token_ids == [0, 9, 3, 1]
     assert encoder_pipeline(tmp_path).prepare_prompt(TextPrompt("a"), pooling=optional).token_ids == [0, 3, 1]
-    with pytest.raises(Invalid, match="no prompt 'clustering'"):  # a model with prompts has to have this one
+    with pytest.raises(InvalidValue, match="no prompt 'clustering'"):  # a model with prompts has to have this one
         pipeline.prepare_prompt(TextPrompt("a"), pooling=PoolingOptions(prompt="clustering", prompt_optional=True))
 
 
@@ -421,7 +421,7 @@ def test_embedding_prompt_is_the_system_message_of_a_conversation() -> None:
 
     assert text_with(prompt="query") == "[system]Find it.[user]a"
     assert text_with(prompt="none") == text_with() == "[user]a"  # the default prompt is for texts alone
-    with pytest.raises(Invalid, match="no prompt 'passage'"):
+    with pytest.raises(InvalidValue, match="no prompt 'passage'"):
         text_with(prompt="passage")
 
 

@@ -11,7 +11,7 @@ import llguidance
 import pytest
 from support import tiny_tokenizers
 
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.text.grammar.compiler import GrammarCompiler
 from parley.text.grammar.regex import to_rust_regex
 from parley.types import Grammar
@@ -90,7 +90,7 @@ def test_schema_patterns_mean_the_same_to_all_readers(compiler, pattern, good, b
 
 def test_control_characters_in_schemas_are_never_dropped(compiler):
     for pattern in ("^a\\x01$", "^a\x01b$", "[0-9]+\\x00", "^\\u007f$"):
-        with pytest.raises(Invalid, match="pattern"):
+        with pytest.raises(InvalidValue, match="pattern"):
             compiler.compile_grammar(Grammar("json", {"type": "string", "pattern": pattern}))
     fits = json_string_matcher(compiler, {"type": "string", "pattern": "^(a\\x01|b)$"})
     assert fits("b") and not fits("a")
@@ -100,7 +100,7 @@ def test_control_characters_in_schemas_are_never_dropped(compiler):
 
 @pytest.mark.parametrize(("expression", "sentence"), REFUSED)
 def test_unsupported_regex_is_refused_with_reason(compiler, expression, sentence):
-    with pytest.raises(Invalid) as caught:
+    with pytest.raises(InvalidValue) as caught:
         compiler.compile_grammar(Grammar("regex", expression, field="guided_regex"))
     assert sentence in caught.value.message and caught.value.field == "guided_regex"
 

@@ -10,7 +10,7 @@ from test_compile import is_whole_answer
 
 from parley.dialects.fields import Fields
 from parley.dialects.output_constraints import MAX_PIECE_DEPTH, read_structural_tag
-from parley.errors import BadRequest, Invalid
+from parley.errors import BadRequest, InvalidValue
 from parley.text.grammar.compiler import GrammarCompiler
 from parley.types import Grammar
 
@@ -150,7 +150,7 @@ def test_structural_tag_composes_with_reasoning_and_calls(compiler):
      LISTED | {"tags": [tag(ANY, end="")]}, repeated("star", ANY), tag(repeated("repeat", WORD, min=2, max=3))],
 )  # fmt: skip
 def test_structural_tag_refuses_free_text_without_end(compiler, shape):
-    with pytest.raises(Invalid, match="followed by a tag"):
+    with pytest.raises(InvalidValue, match="followed by a tag"):
         compiler.compile_grammar(parse_format(shape))
 
 
@@ -170,7 +170,7 @@ def test_structural_tag_refuses_unsupported_inner_grammar(compiler):
         JSON | {"json_schema": {"not": {}}},
         {"type": "grammar", "grammar": "start: <none>"},
     ):
-        with pytest.raises(Invalid, match="response_format cannot be followed"):
+        with pytest.raises(InvalidValue, match="response_format cannot be enforced"):
             compiler.compile_grammar(parse_format(tag(content)))
 
 

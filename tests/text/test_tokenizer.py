@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.tiny_tokenizers import TOKENIZERS, TRAINING_TEXTS, byte_fallback, byte_level, word_piece
 from tokenizers import processors
 
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.text.text_pipeline import TextPipeline
 from parley.text.tokens.json_files import BadTokenizer
 from parley.text.tokens.text_encoder import TextEncoder
@@ -193,7 +193,7 @@ def test_text_whose_pieces_take_a_regular_expression_too_long_is_refused() -> No
     expected = encoder.encode("b")
     assert expected
     for encode in (encoder.encode, encoder.encode_with_offsets, encoder._encode_piece):
-        with pytest.raises(Invalid, match="The tokenizer of the model cannot encode this text"):
+        with pytest.raises(InvalidValue, match="The tokenizer of the model cannot encode this text"):
             encode(text)
     assert encoder.encode("b") == expected  # a panic spoils no later text
 

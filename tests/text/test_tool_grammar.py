@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 
 from parley.demo import model_folder
 from parley.dialects.openai.responses.client_tools import CLIENT_TOOLS
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.text.grammar.lark import LarkWriter
 from parley.text.grammar.limits import MAX_GRAMMAR_CHARS
 from parley.text.grammar.tool_grammar import tool_calls_grammar
@@ -109,7 +109,7 @@ def test_self_referencing_tool_schema_compiles_or_is_refused(row: CallFamily) ->
         )
 
     assert not LLMatcher.validate_grammar(grammar_of_width(5), demo_vocabulary(False))
-    with suppress(Invalid):
+    with suppress(InvalidValue):
         assert len(grammar_of_width(300)) <= MAX_GRAMMAR_CHARS
 
 
@@ -133,7 +133,7 @@ def test_malformed_tool_schema_compiles_or_is_refused(row: CallFamily) -> None:
     """Self-references and members of the wrong type must end in a grammar or a refusal, never in a loop or a crash."""
     for schema in MALFORMED_SCHEMAS:
         tools = [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}]
-        with suppress(Invalid):
+        with suppress(InvalidValue):
             tool_calls_grammar(
                 detect_markup("", row.name, "none"), LarkWriter({}), tools, parallel=False, required=True
             )
@@ -278,9 +278,9 @@ def test_grammar_of_500_tools_fits_size_limit() -> None:
 
 
 def test_call_grammar_refuses_unknown_function_or_markup() -> None:
-    with pytest.raises(Invalid, match="not among the tools"):
+    with pytest.raises(InvalidValue, match="not among the tools"):
         build_grammar(CALLS[-1], False, True, True, "absent")
-    with pytest.raises(Invalid, match="no form of tool calls"):
+    with pytest.raises(InvalidValue, match="no form of tool calls"):
         tool_calls_grammar(Markup(), LarkWriter({}), TOOLS, parallel=True, required=True)
 
 

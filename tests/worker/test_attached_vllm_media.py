@@ -1,4 +1,4 @@
-"""Pictures for vLLM: a media process's description of an item, the host's reading of it, and its place in a prompt.
+"""Images for vLLM: a media process's description of an item, the host's reading of it, and its place in a prompt.
 
 vLLM's own part of an item is bytes here. ``tests/system/test_vllm_reads_media.py`` has it with vLLM.
 """

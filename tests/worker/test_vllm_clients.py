@@ -73,7 +73,7 @@ async def running_host(
     own, other = socket.socketpair()
     settings = VLLMSettings(model="m", adapters=dict(adapters))
     tree_log: Any = SimpleNamespace(tells_worker_death=False)
-    running = host.Host(llm, settings, tree_log)  # type: ignore[arg-type]
+    running = host.VLLMHost(llm, settings, tree_log)  # type: ignore[arg-type]
     serving = asyncio.create_task(running.serve(other))
     connection = HostConnection(*await asyncio.open_connection(sock=own))
     try:

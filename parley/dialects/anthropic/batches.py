@@ -309,7 +309,8 @@ def delete_batch(body: bytes, context: RequestContext) -> Answer:
 
 
 def list_batches(body: bytes, context: RequestContext) -> Answer:
-    """Return a page of batches, the newest first, as ``limit``, ``after_id`` and ``before_id`` ask. Raises Invalid."""
+    """Return a page of batches, the newest first, as ``limit``, ``after_id`` and ``before_id`` ask. Raises
+    InvalidValue."""
     query = {name: values[-1] for name, values in parse_qs(context.query_string.decode("latin-1")).items()}
     limit = read_page_limit(query.get("limit"))
     goes_back = "after_id" not in query and "before_id" in query

@@ -14,7 +14,7 @@ from parley.dialects.anthropic.file_sources import with_file_content
 from parley.dialects.anthropic.refusal_wording import check_member_names, dotted_path, unsupported_value_error
 from parley.dialects.fields import Fields
 from parley.dialects.request_context import RequestContext
-from parley.errors import BadMedia, Invalid, Unsupported
+from parley.errors import BadMedia, InvalidValue, Unsupported
 from parley.types import EncodedMedia, Media, MediaAddress
 
 MAX_BLOCKS = 100_000  # in one content
@@ -97,9 +97,9 @@ class BlockReader:
         return text
 
     def check_text(self, text: str, path: str) -> None:
-        """Raise Invalid for a text without characters, where strict. ``path``: of the text in the body."""
+        """Raise InvalidValue for a text without characters, where strict. ``path``: of the text in the body."""
         if self.rules.strict and not text:
-            raise Invalid("messages: text content blocks must be non-empty", field=path)
+            raise InvalidValue("messages: text content blocks must be non-empty", field=path)
 
     def read_cache_control(self, fields: Fields) -> None:
         """Check a ``cache_control``. Every prefix is cached anyway, so it only changes the usage. Raises BadRequest."""

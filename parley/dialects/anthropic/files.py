@@ -87,7 +87,7 @@ def delete_file(body: bytes, context: RequestContext) -> Answer:
 
 
 def list_files(body: bytes, context: RequestContext) -> Answer:
-    """Return a page of files, the newest first. Raises Invalid.
+    """Return a page of files, the newest first. Raises InvalidValue.
 
     The query has ``limit``, and ``page`` of an earlier answer or, in the API's older form, ``after_id`` or
     ``before_id``; or it names files by ``ids[]``.
@@ -113,7 +113,7 @@ def list_files(body: bytes, context: RequestContext) -> Answer:
 
 
 def _first_name(query: dict[str, str], context: RequestContext) -> str | None:
-    """Return the name of the record before a page, None for the first page. Raises Invalid."""
+    """Return the name of the record before a page, None for the first page. Raises InvalidValue."""
     if (token := query.get("page")) is not None:
         match = PAGE_TOKEN.fullmatch(token)
         if match is None:

@@ -27,7 +27,7 @@ from parley.dialects.openai.messages import read_template_options
 from parley.dialects.reply import Reply
 from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import named_event
-from parley.errors import Invalid, ParleyError
+from parley.errors import InvalidValue, ParleyError
 from parley.types import ChatPrompt, ChoiceDelta, ChoiceDone, Event, Message, PromptAccepted, Request, Usage
 
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
@@ -58,7 +58,7 @@ class MessageBody:
         max_tokens: int | None = None,
     ):  # fmt: skip
         if rules.strict and VERSION_HEADER not in context.headers:
-            raise Invalid(VERSION_MISSING, field="anthropic-version")
+            raise InvalidValue(VERSION_MISSING, field="anthropic-version")
         check_member_names(body, allowed, rules)
         blocks = BlockReader(context, rules)
         turn_reader = TurnReader(blocks, context)
@@ -105,14 +105,14 @@ def _with_system(system: str, turns: list[Message]) -> list[Message]:
 
 
 def _continues_last(turns: Sequence[Message], rules: AnthropicRules, *, thinks: bool) -> bool:
-    """Whether the model continues the assistant's last turn. Raises Invalid."""
+    """Whether the model continues the assistant's last turn. Raises InvalidValue."""
     last = turns[-1] if turns else None
     if last is None or last.role != "assistant" or last.tool_calls or not last.content:
         return False
     if rules.strict and thinks:
-        raise Invalid(NO_PREFILL, field="messages")
+        raise InvalidValue(NO_PREFILL, field="messages")
     if rules.strict and last.content != last.content.rstrip():
-        raise Invalid("messages: final assistant content cannot end with trailing whitespace", field="messages")
+        raise InvalidValue("messages: final assistant content cannot end with trailing whitespace", field="messages")
     return True
 
 
@@ -171,7 +171,7 @@ class MessagesReply(Reply):
         rules, context = self._rules, self._context
         sampling = options.read_sampling(body, rules)
         if rules.strict and message.thinking.enabled and sampling.temperature != 1:
-            raise Invalid(SAMPLING_CONFLICT, field="temperature")
+            raise InvalidValue(SAMPLING_CONFLICT, field="temperature")
         return Request(
             id=context.unique_id,
             model=message.model,

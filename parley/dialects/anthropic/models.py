@@ -30,12 +30,13 @@ PAGE_QUERY: QuerySchemas = {
 
 
 def answer_models(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
-    """Return a page of the models, as ``limit``, ``after_id`` and ``before_id`` of the query ask. Raises Invalid."""
+    """Return a page of the models, as ``limit``, ``after_id`` and ``before_id`` of the query ask. Raises
+    InvalidValue."""
     return json_answer(_page_of([_model_object(card) for card in facts.cards], context))
 
 
 def read_model_page(whole_list: bytes, context: RequestContext) -> bytes:
-    """Return the same page of a list that has all models. Raises Invalid, msgspec.MsgspecError."""
+    """Return the same page of a list that has all models. Raises InvalidValue, msgspec.MsgspecError."""
     return encode_json(_page_of(msgspec.json.decode(whole_list, type=_WholeList).data, context))
 
 
@@ -123,7 +124,7 @@ def _support_object(supported: bool, *parts: str) -> dict[str, Any]:
 
 
 def read_page_limit(text: str | None) -> int:
-    """Return the largest number of items in a page, as the query has it. Raises Invalid."""
+    """Return the largest number of items in a page, as the query has it. Raises InvalidValue."""
     if text is None:
         return DEFAULT_PAGE
     if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= MAX_PAGE):
@@ -133,7 +134,7 @@ def read_page_limit(text: str | None) -> int:
 
 
 def _model_index(models: Sequence[dict[str, Any]], parameter: str, name: str) -> int:
-    """Return the index of the model that a parameter of the query names. Raises Invalid."""
+    """Return the index of the model that a parameter of the query names. Raises InvalidValue."""
     for index, model in enumerate(models):
         if model.get("id") == name:
             return index

@@ -16,7 +16,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.output_constraints import read_json_schema
 from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKEN_ID
-from parley.errors import Invalid, Unsupported
+from parley.errors import InvalidValue, Unsupported
 from parley.types import Grammar, SamplingOptions, StopConditions
 
 MAX_TOKENS = 2**31 - 1
@@ -66,9 +66,9 @@ def read_thinking(body: Fields, rules: AnthropicRules, max_tokens: int | None, *
     if kind == "enabled" and budget is None:
         raise config.missing_member("budget_tokens")
     if rules.strict and budget is not None and max_tokens is not None and budget >= max_tokens:
-        raise Invalid("`max_tokens` must be greater than `thinking.budget_tokens`.", field="max_tokens")
+        raise InvalidValue("`max_tokens` must be greater than `thinking.budget_tokens`.", field="max_tokens")
     if forced_call and rules.strict:
-        raise Invalid(FORCED_THINKING, field="thinking")
+        raise InvalidValue(FORCED_THINKING, field="thinking")
     return Thinking() if forced_call else Thinking(True, budget if kind == "enabled" else None, omitted)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from parley.dialects import error_wording
 from parley.dialects.anthropic.api_rules import AnthropicRules
 from parley.dialects.fields import Fields
-from parley.errors import BadRequest, Invalid, MalformedBody, MissingField, Unsupported, WrongType, excerpt
+from parley.errors import BadRequest, InvalidValue, MalformedBody, MissingField, Unsupported, WrongType, excerpt
 
 TAGGED_PATHS = {"thinking.budget_tokens": "thinking.enabled.budget_tokens"}  # with the form that has the member
 INDEX = re.compile(r"\[(\d+)\]")
@@ -68,7 +68,7 @@ class AnthropicWording(error_wording.ErrorWording):
 
     def invalid_error(self, path: str, reason: str) -> BadRequest:
         """Return the error for any other fault."""
-        return Invalid(f"{dotted_path(path)}: {reason}", field=path)
+        return InvalidValue(f"{dotted_path(path)}: {reason}", field=path)
 
     def not_object_error(self, value: Any) -> BadRequest:
         """Return the error for a body that is JSON, but not an object."""
@@ -86,7 +86,7 @@ def dotted_path(path: str) -> str:
 def check_member_names(fields: Fields, allowed: Collection[str], rules: AnthropicRules, tag: str = "") -> None:
     """Refuse a member that the original does not have, if the rules are strict. ``tag``: the block's type.
 
-    Raises Invalid.
+    Raises InvalidValue.
     """
     if not rules.strict:
         return

@@ -15,7 +15,7 @@ from parley.dialects.anthropic.refusal_wording import check_member_names, unsupp
 from parley.dialects.anthropic.toolsets import TOOLSETS, ToolsetMember, read_toolset
 from parley.dialects.anthropic.turns import ToolChanges
 from parley.dialects.fields import Fields
-from parley.errors import Invalid, excerpt
+from parley.errors import InvalidValue, excerpt
 
 MAX_TOOLS = 1024
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
@@ -162,11 +162,11 @@ def _read_display(tool: Fields) -> str:
 
 
 def _check_names(tools: Iterable[DeclaredTool]) -> None:
-    """Raise Invalid if two tools have the same name."""
+    """Raise InvalidValue if two tools have the same name."""
     names: set[str] = set()
     for tool in tools:
         if tool.name in names:
-            raise Invalid("tools: Tool names must be unique.", field=tool.definition.member_path("name"))
+            raise InvalidValue("tools: Tool names must be unique.", field=tool.definition.member_path("name"))
         names.add(tool.name)
 
 
@@ -188,5 +188,5 @@ def _read_choice(body: Fields, tools: list[ToolObject], names: list[str], rules:
         raise choice.missing_member("name")
     if name not in map(_name_of, tools):
         problem = "is deferred or removed" if name in names else "not found in provided tools"
-        raise Invalid(f"Tool '{name}' {problem}", field=choice.member_path("name"))
+        raise InvalidValue(f"Tool '{name}' {problem}", field=choice.member_path("name"))
     return ToolMembers(tools, "required", name, parallel)

@@ -18,7 +18,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.media import check_media_counts, interleave_parts
 from parley.dialects.request_context import RequestContext
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.types import Media, MediaKind, Message, ToolCall
 
 MAX_MESSAGES = 100_000
@@ -82,7 +82,7 @@ class TurnReader:
         items = [(self._read_role(item), item) for item in body.objects("messages", cap=MAX_MESSAGES)]
         if not items:
             raise (
-                Invalid(NO_MESSAGES, field="messages")
+                InvalidValue(NO_MESSAGES, field="messages")
                 if body.has_value("messages")
                 else body.missing_member("messages")
             )
@@ -229,7 +229,7 @@ class TurnReader:
             if self._rules.strict:
                 path = block.member_path("signature")
                 block_path = dotted_path(path.rpartition(".")[0])
-                raise Invalid(f"{block_path}: Invalid `signature` in `thinking` block", field=path) from None
+                raise InvalidValue(f"{block_path}: Invalid `signature` in `thinking` block", field=path) from None
             return shown_text
 
     def _read_tool_use(self, block: Fields) -> ToolCall:
@@ -268,21 +268,23 @@ def _drop_billing_line(text: str) -> str:
 
 
 def check_order(items: Sequence[tuple[str, Fields]]) -> None:
-    """Raise Invalid unless a user begins, and each call has its result in the message after it.
+    """Raise InvalidValue unless a user begins, and each call has its result in the message after it.
 
     As in recorded answers of the service, an unanswered call is reported at the message that lacks its result, and a
     text after a call in the same message separates the call from its result.
     """
     spoken = [(turn_index, role, item) for turn_index, (role, item) in enumerate(items) if role != "system"]
     if not spoken or spoken[0][1] != "user":
-        raise Invalid('messages: first message must use the "user" role', field="messages")
+        raise InvalidValue('messages: first message must use the "user" role', field="messages")
     open_calls: list[str] = []
     separated = False
     for turn_index, role, item in spoken:
         results = _ids_in(item, "tool_result", "tool_use_id") if role == "user" else {}
         for index, use_id in results.items():
             if use_id not in open_calls:
-                raise Invalid(ORPHAN.format(place=f"{turn_index}.content.{index}", ids=use_id[:256]), field="messages")
+                raise InvalidValue(
+                    ORPHAN.format(place=f"{turn_index}.content.{index}", ids=use_id[:256]), field="messages"
+                )
         if unanswered := open_calls if separated else [call for call in open_calls if call not in results.values()]:
             raise _unanswered_error(turn_index, unanswered)
         calls = _ids_in(item, "tool_use", "id") if role == "assistant" else {}
@@ -293,8 +295,8 @@ def check_order(items: Sequence[tuple[str, Fields]]) -> None:
         raise _unanswered_error(turn_index + 1, open_calls)
 
 
-def _unanswered_error(index: int, calls: Sequence[str]) -> Invalid:
-    return Invalid(UNANSWERED.format(place=index, ids=", ".join(calls)[:256]), field="messages")
+def _unanswered_error(index: int, calls: Sequence[str]) -> InvalidValue:
+    return InvalidValue(UNANSWERED.format(place=index, ids=", ".join(calls)[:256]), field="messages")
 
 
 def _ids_in(item: Fields, block_type: str, member: str) -> dict[int, str]:

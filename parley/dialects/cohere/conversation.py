@@ -18,7 +18,7 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.media import check_media_counts, interleave_parts
 from parley.dialects.openai.media_parts import MediaReader
 from parley.dialects.request_context import RequestContext
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.types import Media, Message, ToolCall
 
 MAX_MESSAGES = 10_000
@@ -108,9 +108,9 @@ class ConversationReader:
         call_id = item.string("tool_call_id", None, cap=MAX_ID_CHARACTERS)
         path = item.member_path("tool_call_id")
         if not call_id:
-            raise Invalid(f"{NO_CALL_ID}: '{path}'", field=path)
+            raise InvalidValue(f"{NO_CALL_ID}: '{path}'", field=path)
         if self._rules.strict and call_id not in self._call_ids:
-            raise Invalid(f"{UNKNOWN_CALL_ID}: '{path}' is {call_id[:60]!r}", field=path)
+            raise InvalidValue(f"{UNKNOWN_CALL_ID}: '{path}' is {call_id[:60]!r}", field=path)
         return call_id
 
     def _read_assistant_message(self, item: Fields) -> Message:
@@ -139,7 +139,7 @@ class ConversationReader:
             raise call.missing_member("id")
         if self._rules.strict and call_id in self._call_ids:
             path = call.member_path("id")
-            raise Invalid(f"{REPEATED_CALL_ID}: '{path}' is {call_id[:60]!r}", field=path)
+            raise InvalidValue(f"{REPEATED_CALL_ID}: '{path}' is {call_id[:60]!r}", field=path)
         self._call_ids.add(call_id)
         function = call.object("function")
         if function is None:
@@ -207,10 +207,12 @@ def read_documents(body: Fields, rules: CohereRules) -> list[Document]:
         document = read_document(item, rules)
         if all(value in ("", None) for value in document.data.values()):
             path = item.member_path("data")
-            raise Invalid(f"invalid request: document at index {index} cannot be empty: '{path}'", field=path)
+            raise InvalidValue(f"invalid request: document at index {index} cannot be empty: '{path}'", field=path)
         if document.id is not None and indexes_by_id.setdefault(document.id, index) != index:
             path, where = item.member_path("id"), f"at index {index} and {indexes_by_id[document.id]}"
-            raise Invalid(f"invalid request: duplicate document ID {document.id[:60]} {where}: '{path}'", field=path)
+            raise InvalidValue(
+                f"invalid request: duplicate document ID {document.id[:60]} {where}: '{path}'", field=path
+            )
         documents.append(document)
     return documents
 

@@ -10,7 +10,7 @@ from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.reply import Answer
 from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm.pooling.cohere import INPUT_MEMBERS, UniversalCohereReply
-from parley.errors import BadRequest, Invalid, ParleyError
+from parley.errors import BadRequest, InvalidValue, ParleyError
 
 NO_INPUT = "invalid request: exactly one of 'texts', 'images' and 'inputs' must be given, and it must not be empty."
 
@@ -30,7 +30,7 @@ class CohereEmbedReply(UniversalCohereReply):
             raise body.missing_member("model")
         given_names = [name for name in INPUT_MEMBERS if body.has_value(name)]
         if len(given_names) != 1 or not body.raw_value(given_names[0]):
-            raise Invalid(NO_INPUT, field="texts")
+            raise InvalidValue(NO_INPUT, field="texts")
         super().__init__(body, context)
 
     @property

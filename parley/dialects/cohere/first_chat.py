@@ -22,7 +22,7 @@ from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.reply import Reply
 from parley.dialects.request_context import RequestContext
-from parley.errors import Invalid, ParleyError
+from parley.errors import InvalidValue, ParleyError
 from parley.types import ChatPrompt, ChoiceDelta, ChoiceDone, Event, PromptAccepted, Request, TextPrompt, Usage
 
 EVENT_STREAM = b"text/event-stream"
@@ -180,7 +180,7 @@ def _read_prompt(
     template_options |= options.read_safety_mode(body, context, SAFETY_MODES)
     tools = read_first_tools(body, rules)
     if body.raw_value("tool_results") and not tools.tools:
-        raise Invalid("invalid request: tool_results are only allowed with tools.", field="tool_results")
+        raise InvalidValue("invalid request: tool_results are only allowed with tools.", field="tool_results")
     chat = ChatPrompt(
         messages=messages,
         tools=tools.tools,

@@ -25,7 +25,7 @@ from parley.dialects.cohere.options import MAX_TOOLS, ToolMembers, check_tool_na
 from parley.dialects.cohere.refusal_wording import check_member_names
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
-from parley.errors import Invalid, excerpt
+from parley.errors import InvalidValue, excerpt
 from parley.types import Message, ToolCall
 
 HISTORY_ROLES = ("USER", "CHATBOT", "SYSTEM", "TOOL")  # older clients write them as "User" and "Chatbot"
@@ -68,7 +68,7 @@ class FirstConversation:
             raise body.missing_member("message")
         results = body.array("tool_results", cap=MAX_CALLS)
         if not message and not results:
-            raise Invalid(NO_MESSAGE, field="message")
+            raise InvalidValue(NO_MESSAGE, field="message")
         if message:
             self._add_message("user", message)
             self.history.append({"role": "USER", "message": message})
@@ -161,7 +161,9 @@ def read_first_documents(body: Fields) -> list[Document]:
         data = {name: item.raw_value(name) for name in item.member_names if name not in hidden_names}
         if all(value in ("", None) for value in data.values()):
             index = len(documents)
-            raise Invalid(f"invalid request: document at index {index} cannot be empty.", field=f"documents[{index}]")
+            raise InvalidValue(
+                f"invalid request: document at index {index} cannot be empty.", field=f"documents[{index}]"
+            )
         documents.append(Document(document_id, data))
     return documents
 

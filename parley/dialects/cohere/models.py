@@ -38,12 +38,12 @@ PAGE_QUERY: QuerySchemas = {
 
 def answer_models(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return a page of the models, as ``page_size``, ``page_token``, ``endpoint`` and ``default_only`` of the query
-    ask. Raises Invalid."""
+    ask. Raises InvalidValue."""
     return json_answer(_page_of(list(map(_model_object, facts.cards)), context))
 
 
 def read_model_page(whole_list: bytes, context: RequestContext) -> bytes:
-    """Return the same page of a list that has all models. Raises Invalid, msgspec.MsgspecError."""
+    """Return the same page of a list that has all models. Raises InvalidValue, msgspec.MsgspecError."""
     return encode_json(_page_of(msgspec.json.decode(whole_list, type=_WholeList).models, context))
 
 

@@ -15,7 +15,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA, read_json_schema
 from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_STOP_CHARACTERS, MAX_STOPS
-from parley.errors import Invalid, excerpt
+from parley.errors import InvalidValue, excerpt
 from parley.types import Grammar, SamplingOptions, StopConditions
 
 MAX_TOKENS = 2**31 - 1
@@ -90,10 +90,10 @@ def _read_function(function: Fields, rules: CohereRules) -> dict[str, Any]:
 
 
 def check_tool_name(function: Fields, name: str, rules: CohereRules) -> None:
-    """Refuse the name of a tool that has other characters than the rules allow. Raises Invalid."""
+    """Refuse the name of a tool that has other characters than the rules allow. Raises InvalidValue."""
     if not (STRICT_TOOL_NAME if rules.strict else TOOL_NAME).fullmatch(name):
         path = function.member_path("name")
-        raise Invalid(
+        raise InvalidValue(
             "invalid request: tool names can only contain certain characters (A-Za-z0-9_) and can't begin with a "
             f"digit (provided name: {excerpt(name)}): '{path}'",
             field=path,
@@ -104,7 +104,7 @@ def read_sampling(body: Fields, rules: CohereRules) -> SamplingOptions:
     """Read how tokens are drawn; the lenient rules also know the members of the other APIs. Raises BadRequest."""
     if rules.strict:
         if body.raw_value("frequency_penalty") and body.raw_value("presence_penalty"):
-            raise Invalid(BOTH_PENALTIES, field="presence_penalty")
+            raise InvalidValue(BOTH_PENALTIES, field="presence_penalty")
         return SamplingOptions(
             temperature=body.number("temperature", DEFAULT_TEMPERATURE, 0, 1),
             top_p=body.number("p", DEFAULT_TOP_P, *STRICT_TOP_P),
@@ -164,7 +164,7 @@ def read_response_format(
         return None
     for name, feature in (("documents", "RAG"), ("tools", "tools")):
         if rules.strict and body.raw_value(name):
-            raise Invalid(FORMAT_WITH.format(feature), field="response_format")
+            raise InvalidValue(FORMAT_WITH.format(feature), field="response_format")
     return Grammar("json", ANY_OBJECT_SCHEMA if schema is None else schema, field=form.member_path(member))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from parley.dialects import error_wording
 from parley.dialects.cohere.api_rules import CohereRules
 from parley.dialects.fields import Fields
-from parley.errors import BadRequest, Invalid, MalformedBody, MissingField, Unsupported, WrongType, excerpt
+from parley.errors import BadRequest, InvalidValue, MalformedBody, MissingField, Unsupported, WrongType, excerpt
 
 UNREADABLE_STATUS = 422  # of a body with a member of a wrong type, or one that the API does not have
 REFERENCE = "For proper usage, please refer to https://docs.cohere.com/v2/reference/chat"
@@ -56,25 +56,25 @@ class CohereWording(error_wording.ErrorWording):
             bounds = f"at least {low}" if high is None else f"at most {high}"
         else:
             bounds = f"between {low} (exclusive) and {high}" if low_excluded else f"between {low} and {high} inclusive"
-        return Invalid(f"invalid request: {path} must be {bounds}, but got {excerpt(value)}.", field=path)
+        return InvalidValue(f"invalid request: {path} must be {bounds}, but got {excerpt(value)}.", field=path)
 
     def unlisted_error(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
         """Return the error for a value that is not one of those allowed."""
         names = " or ".join(f"'{name}'" for name in allowed)
-        return Invalid(f"invalid request: {path} must be one of {names}, but got {excerpt(value)}.", field=path)
+        return InvalidValue(f"invalid request: {path} must be one of {names}, but got {excerpt(value)}.", field=path)
 
     def empty_error(self, path: str, container: str) -> BadRequest:
         """Return the error for an empty value."""
-        return Invalid(f"invalid request: {path} must not be empty.", field=path)
+        return InvalidValue(f"invalid request: {path} must not be empty.", field=path)
 
     def too_long_error(self, path: str, container: str, size: int, cap: int) -> BadRequest:
         """Return the error for a value that is too long."""
         unit = "characters" if container == "string" else "elements"
-        return Invalid(f"invalid request: {path} must have at most {cap} {unit} - received {size}.", field=path)
+        return InvalidValue(f"invalid request: {path} must have at most {cap} {unit} - received {size}.", field=path)
 
     def invalid_error(self, path: str, reason: str) -> BadRequest:
         """Return the error for any other fault."""
-        return Invalid(f"invalid request: '{path}': {reason}", field=path)
+        return InvalidValue(f"invalid request: '{path}': {reason}", field=path)
 
     def unreadable_error(self, body: bytes, reason: str) -> BadRequest:
         """Return the error for a body that is not JSON."""
@@ -91,7 +91,7 @@ COHERE_WORDING = CohereWording()
 
 
 def check_member_names(fields: Fields, allowed: Collection[str], rules: CohereRules) -> None:
-    """Refuse a member that the original does not have, if the rules are strict. Raises Invalid."""
+    """Refuse a member that the original does not have, if the rules are strict. Raises InvalidValue."""
     if not rules.strict:
         return
     for name in fields.member_names:
@@ -99,9 +99,9 @@ def check_member_names(fields: Fields, allowed: Collection[str], rules: CohereRu
             raise unknown_member_error(fields.member_path(name[:60]))
 
 
-def unknown_member_error(path: str) -> Invalid:
+def unknown_member_error(path: str) -> InvalidValue:
     """Return the error for a member that the original does not have."""
-    error = Invalid(f"unknown field: parameter '{path}' is not a valid field. {REFERENCE}", field=path)
+    error = InvalidValue(f"unknown field: parameter '{path}' is not a valid field. {REFERENCE}", field=path)
     error.status = UNREADABLE_STATUS
     return error
 

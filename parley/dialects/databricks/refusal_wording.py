@@ -9,7 +9,7 @@ from typing import Any
 from parley.dialects import error_wording
 from parley.dialects.error_wording import json_type
 from parley.dialects.json_answer import encode_json
-from parley.errors import BadRequest, Invalid, MalformedBody, MissingField, WrongType, excerpt
+from parley.errors import BadRequest, InvalidValue, MalformedBody, MissingField, WrongType, excerpt
 
 INDEX_PATTERN = re.compile(r"\[\d+\]")
 JSON_TYPE_NAMES = {
@@ -49,7 +49,7 @@ class DatabricksErrorWording(error_wording.ErrorWording):
             return MissingField(f"Missing required {self.task} parameter: '{path}'", field=path, code=self.code)
         top, *inner = INDEX_PATTERN.sub("", owner).split(".")
         object_text = f'"{inner[-1]}" object' if inner else "an object"
-        return Invalid(
+        return InvalidValue(
             f'"{name}" is a required property for {object_text} in parameter "{top}"', field=path, code=self.code
         )
 
@@ -89,7 +89,7 @@ class DatabricksErrorWording(error_wording.ErrorWording):
 
     def invalid_error(self, path: str, reason: str) -> BadRequest:
         """Return the error for any other fault."""
-        return Invalid(f'parameter "{path}" {reason}', field=path, code=self.code)
+        return InvalidValue(f'parameter "{path}" {reason}', field=path, code=self.code)
 
 
 def _is_unlimited(high: float | None) -> bool:

@@ -18,7 +18,7 @@ from parley.dialects.mindie.api_rules import MindieRules
 from parley.dialects.mindie.error_answers import mindie_json_error_answer
 from parley.dialects.reply import Answer
 from parley.dialects.request_context import RequestContext
-from parley.errors import Invalid, NotFound, ParleyError, UnknownModel
+from parley.errors import InvalidValue, NotFound, ParleyError, UnknownModel
 
 MAX_WAIT = 600  # seconds that a timed health check may take
 DEFAULT_WAIT = 10  # seconds by default
@@ -200,14 +200,14 @@ def running_status(rules: MindieRules, body: bytes, context: RequestContext, fac
 
 
 def read_fault_command(rules: MindieRules, body: bytes, context: RequestContext, facts: ServerFacts) -> PauseAnswer:
-    """Return the answer to a command, and the pause command it stands for, if any. Raises Invalid."""
+    """Return the answer to a command, and the pause command it stands for, if any. Raises InvalidValue."""
     try:
         members = decode_json(body)
         number = members.get("cmd") if isinstance(members, dict) else None
     except (ValueError, RecursionError):
         number = None
     if type(number) is not int:
-        raise Invalid(WRONG_COMMAND_MESSAGE)
+        raise InvalidValue(WRONG_COMMAND_MESSAGE)
     if number not in ALLOWED_STATES or _engine_state(facts) not in ALLOWED_STATES[number]:
         return PauseAnswer(
             mindie_json_error_answer(400, "Command is not consistent with current status.", "Bad Request")
@@ -244,7 +244,7 @@ def read_adapter_change(rules: MindieRules, load: bool, body: bytes, context: Re
     model = model if isinstance(model, str) else ""
     if not isinstance(name, str) or (load and path is None):
         return _adapter_failure(
-            rules, Invalid("lora_name and lora_path are wanted." if load else "lora_name is wanted.")
+            rules, InvalidValue("lora_name and lora_path are wanted." if load else "lora_name is wanted.")
         )
     success = Answer(200, f"{'Load' if load else 'Unload'} lora adapter {name} success.".encode(), PLAIN_TEXT)
     return AdapterChange(

@@ -7,7 +7,7 @@ from typing import Any
 
 from parley.dialects import error_wording
 from parley.dialects.json_answer import encode_json
-from parley.errors import BadRequest, Invalid, MalformedBody, MissingField, WrongType
+from parley.errors import BadRequest, InvalidValue, MalformedBody, MissingField, WrongType
 
 NO_PROMPT_MESSAGE = json.dumps(  # a text in JSON, with the blanks that the original prints
     {
@@ -81,7 +81,7 @@ class MindieErrorWording(error_wording.ErrorWording):
 
     def invalid_error(self, path: str, reason: str) -> BadRequest:
         """Return the error for any other fault."""
-        return Invalid(reason, field=path)
+        return InvalidValue(reason, field=path)
 
     def unreadable_error(self, body: bytes, reason: str) -> BadRequest:
         """Return the error for a body that is not JSON."""
@@ -97,4 +97,6 @@ MINDIE_WORDING = MindieErrorWording("Failed to parse request context to json")
 
 def parameter_value_error(path: str, value: Any, high: float | None = None) -> BadRequest:
     """Return the error for a parameter's value that its interface does not accept."""
-    return Invalid(RANGE_MESSAGES[path.rpartition(".")[2]].format(encode_json(value).decode(), high or 0), field=path)
+    return InvalidValue(
+        RANGE_MESSAGES[path.rpartition(".")[2]].format(encode_json(value).decode(), high or 0), field=path
+    )

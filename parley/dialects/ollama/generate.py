@@ -29,7 +29,7 @@ from parley.dialects.ollama.template import TemplateInput, render_prompt
 from parley.dialects.reply import Answer
 from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_TOKEN_ID
-from parley.errors import Invalid, UnknownModel, Unsupported
+from parley.errors import InvalidValue, UnknownModel, Unsupported
 from parley.types import (
     ChatPrompt,
     ChoiceDone,
@@ -149,7 +149,7 @@ def _read_gap(body: Fields) -> TextPrompt:
 
 def _read_raw_prompt(body: Fields, images: Sequence[PlacedMedia]) -> TextPrompt:
     if body.string("template", "") or body.string("system", "") or body.array("context", cap=MAX_CONTEXT_IDS):
-        raise Invalid("raw mode does not support template, system, or context", field="raw")
+        raise InvalidValue("raw mode does not support template, system, or context", field="raw")
     if body.string("suffix", ""):
         raise body.member_error("suffix", "cannot be used together with 'raw'.")
     return TextPrompt(body.string("prompt", ""), media=list(images))
@@ -168,7 +168,7 @@ def _read_templated(rules: OllamaRules, body: Fields, images: Sequence[PlacedMed
     )
     try:
         text, placed = render_prompt(body.string("template", ""), members)
-    except Invalid as error:
+    except InvalidValue as error:
         error.status = 500 if rules.strict else error.status
         raise
     earlier_ids = _read_context(body)

@@ -108,7 +108,7 @@ def _read_stop(options: Fields, rules: OllamaRules) -> list[str]:
 
 
 def read_format(body: Fields) -> Grammar | None:
-    """Return the form of the answer: any JSON object, or one that follows a schema. Raises Invalid."""
+    """Return the form of the answer: any JSON object, or one that follows a schema. Raises InvalidValue."""
     value = body.raw_value("format")
     if value is None or value == "":
         return None
@@ -130,7 +130,7 @@ class ThinkMember:
 
 
 def read_think(body: Fields, name: str, context: RequestContext) -> ThinkMember:
-    """Return the member ``think``: by default, models that can reason do. Raises Invalid, UnsuitableModel."""
+    """Return the member ``think``: by default, models that can reason do. Raises InvalidValue, UnsuitableModel."""
     value, able = body.raw_value("think"), "thinking" in context.abilities
     if value is not None and not isinstance(value, bool) and value not in THINK_LEVELS:
         allowed = 'must be "high", "medium", "low", "max", true, or false'
@@ -160,7 +160,7 @@ def check_keep_alive(body: Fields, rules: OllamaRules) -> bool:
 
 
 def read_logprobs(body: Fields) -> int | None:
-    """Return the number of alternatives per token, None for no log-probabilities. Raises Invalid."""
+    """Return the number of alternatives per token, None for no log-probabilities. Raises InvalidValue."""
     top = body.integer("top_logprobs", 0)
     if not 0 <= top <= MAX_ALTERNATIVES:
         raise invalid_member_error("top_logprobs", f"top_logprobs must be between 0 and {MAX_ALTERNATIVES}")

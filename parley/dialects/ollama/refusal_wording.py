@@ -7,7 +7,7 @@ from typing import Any
 from parley.dialects.error_wording import ErrorWording
 from parley.dialects.ollama.api_rules import OllamaRules
 from parley.dialects.ollama.go_json import go_kind, syntax_sentence, type_sentence
-from parley.errors import BadRequest, Invalid, MalformedBody, UnsuitableModel, WrongType
+from parley.errors import BadRequest, InvalidValue, MalformedBody, UnsuitableModel, WrongType
 
 
 class OllamaWording(ErrorWording):
@@ -61,6 +61,6 @@ def incapable_model_error(name: str, ability: str) -> UnsuitableModel:
     return UnsuitableModel(f'"{name}" does not support {ability}', field="model")
 
 
-def invalid_member_error(field: str, message: str) -> Invalid:
+def invalid_member_error(field: str, message: str) -> InvalidValue:
     """Return an error with the original's sentence about a member."""
-    return Invalid(message, field=field)
+    return InvalidValue(message, field=field)

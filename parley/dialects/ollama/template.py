@@ -49,7 +49,7 @@ class TemplateInput:
 
 
 def render_prompt(source: str, request: TemplateInput) -> tuple[str, list[PlacedMedia]]:
-    """Return the prompt that a template writes, and the images at their places in it. Raises Invalid.
+    """Return the prompt that a template writes, and the images at their places in it. Raises InvalidValue.
 
     As in Ollama, images stand before the prompt's text, and an image is left out if the template leaves out the prompt.
     """

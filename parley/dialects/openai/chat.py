@@ -37,7 +37,7 @@ from parley.dialects.openai.token_usage import openai_usage, running_usage
 from parley.dialects.reply import Reply
 from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import STREAM_DONE, choice_event_start, data_event
-from parley.errors import Invalid, ParleyError, excerpt
+from parley.errors import InvalidValue, ParleyError, excerpt
 from parley.types import (
     ChatPrompt,
     ChoiceDelta,
@@ -386,7 +386,7 @@ class StrictChatReply(ChatReply):
         read_labels(body)
         body.string("verbosity", None, allowed=VERBOSITIES)
         if body.has_value("metadata") and not body.boolean("store", False):
-            raise Invalid("The 'metadata' parameter is only allowed when 'store' is true.", field="metadata")
+            raise InvalidValue("The 'metadata' parameter is only allowed when 'store' is true.", field="metadata")
         chat_prompt = self.request.prompts[0]
         assert isinstance(chat_prompt, ChatPrompt)
         _check_call_order(chat_prompt.messages)
@@ -395,18 +395,18 @@ class StrictChatReply(ChatReply):
         texts = (message.content or "" for message in chat_prompt.messages)
         if is_free_object and not any("json" in text.lower() for text in texts):
             sentence = "A 'response_format' of type 'json_object' needs messages that contain the word 'json'."
-            raise Invalid(sentence, field="messages")
+            raise InvalidValue(sentence, field="messages")
 
 
 def _check_call_order(messages: Sequence[Message]) -> None:
-    """Raise Invalid unless each call is answered right after its message, and each result answers a call."""
+    """Raise InvalidValue unless each call is answered right after its message, and each result answers a call."""
     open_ids: set[str] = set()
     for index, message in enumerate(messages):
         field = f"messages[{index}].role"
         if message.role == "tool" and message.tool_call_id is not None:
             if message.tool_call_id not in open_ids:
                 sentence = f"no call of the assistant's last message has the id {excerpt(message.tool_call_id)}."
-                raise Invalid(f"Invalid '{field}': {sentence}", field=field)
+                raise InvalidValue(f"Invalid '{field}': {sentence}", field=field)
             open_ids.discard(message.tool_call_id)
             continue
         if open_ids:
@@ -416,9 +416,9 @@ def _check_call_order(messages: Sequence[Message]) -> None:
         raise _unanswered_call(open_ids, "messages")
 
 
-def _unanswered_call(open_ids: set[str], field: str) -> Invalid:
+def _unanswered_call(open_ids: set[str], field: str) -> InvalidValue:
     sentence = "each call of a message needs a message of a tool right after it, but these have none: "
-    return Invalid(f"Invalid '{field}': {sentence}{', '.join(sorted(open_ids))[:256]}", field=field)
+    return InvalidValue(f"Invalid '{field}': {sentence}{', '.join(sorted(open_ids))[:256]}", field=field)
 
 
 def _read_max_tokens(body: Fields) -> int | None:

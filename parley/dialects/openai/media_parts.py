@@ -17,7 +17,7 @@ from parley.dialects.openai.common_members import unsupported_member_error
 from parley.dialects.openai.reading_rules import ReadingRules, applied_options
 from parley.dialects.openai.uploaded_files import with_uploaded_file
 from parley.dialects.request_context import RequestContext
-from parley.errors import BadMedia, BadRequest, Invalid, ParleyError
+from parley.errors import BadMedia, BadRequest, InvalidValue, ParleyError
 from parley.types import (
     MEDIA_KINDS,
     CachedMedia,
@@ -148,7 +148,7 @@ class MediaReader:
 
     def _read_embeddings(self, part: Fields, part_type: str, member: str) -> MediaEmbeddings:
         if not self._embeddings:
-            raise Invalid(EMBEDDINGS_SENTENCE.format(name=part_type), field=part.member_path(member))
+            raise InvalidValue(EMBEDDINGS_SENTENCE.format(name=part_type), field=part.member_path(member))
         return MediaEmbeddings(part.string(member, ""))
 
     def _read_file(self, part: Fields) -> Media:
@@ -188,7 +188,7 @@ class MediaReader:
         path = part.member_path("type").partition(".")[0]
         allowed = " or ".join(f"'{name}'" for name in self._roles)
         sentence = ROLE_SENTENCE.format(path=path, subject=ROLE_SUBJECTS[kind], allowed=allowed, role=role)
-        return Invalid(sentence, field=path)
+        return InvalidValue(sentence, field=path)
 
 
 TEXT_ONLY = MediaReader({})

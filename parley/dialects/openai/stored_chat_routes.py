@@ -14,7 +14,7 @@ from parley.dialects.openai.stored_chats import COMPLETIONS, StoredCompletion
 from parley.dialects.reply import Answer
 from parley.dialects.request_context import RequestContext
 from parley.dialects.route import QuerySchemas, Route
-from parley.errors import Invalid, UnknownRecord, excerpt
+from parley.errors import InvalidValue, UnknownRecord, excerpt
 
 
 def read_completion(body: bytes, context: RequestContext) -> Answer:
@@ -74,7 +74,7 @@ def list_completions(body: bytes, context: RequestContext) -> Answer:
         before = _find_completion(context, list_query.after)
         if before is None:
             message = f"Invalid 'after': there is no stored completion {excerpt(list_query.after)}."
-            raise Invalid(message, field="after")
+            raise InvalidValue(message, field="after")
         after = COMPLETIONS.record_name(before.completion["id"], before.completion["created"])
     page, has_more = COMPLETIONS.list_page(
         context.records, read_listed, limit=list_query.limit, after=after, newest_first=list_query.newest_first
@@ -83,7 +83,7 @@ def list_completions(body: bytes, context: RequestContext) -> Answer:
 
 
 def _wanted_metadata(query: Fields) -> dict[str, str]:
-    """Return the pairs that the query names as ``metadata[key]``. Raises Invalid."""
+    """Return the pairs that the query names as ``metadata[key]``. Raises InvalidValue."""
     wanted_metadata = {}
     for name in query.member_names:
         key = name.removeprefix("metadata[").removesuffix("]")

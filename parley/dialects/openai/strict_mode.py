@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from parley.errors import Invalid, excerpt
+from parley.errors import InvalidValue, excerpt
 
 REFUSED_KEYWORDS = (
     "allOf", "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies",
@@ -23,12 +23,12 @@ SchemaPath = tuple[str, ...]
 
 
 def check_strict_schema(schema: Any, subject: str, field: str, code: str | None = None) -> None:
-    """Raise Invalid for a schema that strict mode does not accept. ``subject``: its owner, for the message."""
+    """Raise InvalidValue for a schema that strict mode does not accept. ``subject``: its owner, for the message."""
     fault = next(_root_faults(schema), None)
     if fault is not None:
         path, sentence = fault
         context = "(" + ", ".join(f"'{name[:60]}'" for name in path) + ("," if len(path) == 1 else "") + ")"
-        raise Invalid(f"Invalid schema for {subject}: In context={context}, {sentence}", field=field, code=code)
+        raise InvalidValue(f"Invalid schema for {subject}: In context={context}, {sentence}", field=field, code=code)
 
 
 def _root_faults(schema: Any) -> Iterator[tuple[SchemaPath, str]]:

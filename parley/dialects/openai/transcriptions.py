@@ -21,7 +21,7 @@ from parley.dialects.reply import Answer, Reply
 from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_TOKEN_ID
 from parley.dialects.sse import data_event
-from parley.errors import BadMedia, Invalid, ParleyError, TooLarge, UnsuitableModel, excerpt
+from parley.errors import BadMedia, InvalidValue, ParleyError, TooLarge, UnsuitableModel, excerpt
 from parley.text.speech import TranscriptReader, speech_family, transcription_chat, translation_chat
 from parley.types import (
     ChatPrompt,
@@ -138,10 +138,10 @@ class TranscriptionReply(Reply):
             raise self.empty_clip_error()
         return Media("audio", UploadedMedia(file.content), "file")
 
-    def empty_clip_error(self) -> Invalid:
+    def empty_clip_error(self) -> InvalidValue:
         """Return the error for an empty file."""
         message = "Audio file is too short. Minimum audio length is 0.1 seconds."
-        return Invalid(message, field="file", code="audio_too_short")
+        return InvalidValue(message, field="file", code="audio_too_short")
 
     def _check_model(self, model: str) -> None:
         """Raise BadRequest if the model cannot do the task."""
@@ -159,14 +159,14 @@ class TranscriptionReply(Reply):
         name = "response_format"
         response_format = form.string(name, "json", allowed=RESPONSE_FORMATS)
         if response_format == "diarized_json":
-            raise Invalid(
+            raise InvalidValue(
                 f"response_format 'diarized_json' is not compatible with model {excerpt(model)}. "
                 "Use 'json', 'text', 'srt', 'verbose_json' or 'vtt' instead.",
                 field=name,
                 code="unsupported_value",
             )
         if stream and response_format not in ("json", "text"):
-            raise Invalid(
+            raise InvalidValue(
                 f"response_format '{response_format}' cannot be streamed. Use 'json' or 'text', or no 'stream'.",
                 field=name,
                 code="unsupported_value",
@@ -197,17 +197,17 @@ class TranscriptionReply(Reply):
         return self._find_language(text, name) if text else ""
 
     def _find_language(self, text: str, field: str) -> str:
-        """Return the name of a language, given its code or its name in English. Raises Invalid."""
+        """Return the name of a language, given its code or its name in English. Raises InvalidValue."""
         language_name = text.strip().lower()
         for code, name in self.family.languages.items():
             if language_name in (code, name.lower()):
                 return name
         raise self.language_error(text, field)
 
-    def language_error(self, text: str, field: str) -> Invalid:
+    def language_error(self, text: str, field: str) -> InvalidValue:
         """Return the error for a language that the model does not know."""
         codes = ", ".join(self.family.languages)
-        return Invalid(
+        return InvalidValue(
             f"Invalid language {excerpt(text)}. The codes of the languages that this model knows are {codes}.",
             field=field,
             code="invalid_language_format",
@@ -317,7 +317,7 @@ def _reads_logprobs(form: Fields, response_format: str) -> bool:
         if name != "logprobs":
             raise form.member_error("include", f"the only supported value is 'logprobs', but got {excerpt(name)}.")
     if included and response_format != "json":
-        raise Invalid(
+        raise InvalidValue(
             "include 'logprobs' is only supported with response_format 'json'.",
             field="include",
             code="unsupported_value",
@@ -333,13 +333,13 @@ def _read_granularities(form: Fields, response_format: str) -> None:
         if granularity not in ("word", "segment"):
             raise form.member_error(name, f"must be 'word' or 'segment', but got {excerpt(granularity)}.")
     if granularities and response_format != "verbose_json":
-        raise Invalid(
+        raise InvalidValue(
             "timestamp_granularities is only supported with response_format 'verbose_json'.",
             field=name,
             code="unsupported_value",
         )
     if "word" in granularities:
-        raise Invalid(
+        raise InvalidValue(
             "timestamp_granularities 'word' is not supported: the model gives no times of words. Use 'segment'.",
             field=name,
             code="unsupported_value",
@@ -384,5 +384,5 @@ def _clip_error(error: BadMedia) -> ParleyError:
         message = f"Maximum content size limit ({limit}) exceeded ({size} bytes read)"
         return TooLarge(message, size=size, limit=limit)
     if error.reason in ("unknown_format", "undecodable"):
-        return Invalid(f"Invalid file format. Supported formats: {FILE_FORMATS}", field=error.field)
+        return InvalidValue(f"Invalid file format. Supported formats: {FILE_FORMATS}", field=error.field)
     return error

@@ -20,7 +20,7 @@ from parley.dialects.reply import Answer
 from parley.dialects.request_context import RequestContext
 from parley.dialects.stored_files import delete_content, find_content, read_named_file, save_content
 from parley.dialects.stored_objects import ObjectKind
-from parley.errors import Invalid, TooLarge, UnknownRecord, Unsupported, excerpt
+from parley.errors import InvalidValue, TooLarge, UnknownRecord, Unsupported, excerpt
 
 FILES = ObjectKind("file", "file-")
 FileObject = dict[str, Any]
@@ -157,7 +157,7 @@ def list_files(body: bytes, context: RequestContext) -> Answer:
     if list_query.after is not None:
         before = find_file(context.records, list_query.after, context.created)
         if before is None:
-            raise Invalid(f"Invalid 'after': there is no file {excerpt(list_query.after)}.", field="after")
+            raise InvalidValue(f"Invalid 'after': there is no file {excerpt(list_query.after)}.", field="after")
         after = FILES.record_name(before["id"], before["created_at"])
 
     def read_listed(data: bytes) -> FileObject | None:

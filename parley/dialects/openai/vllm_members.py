@@ -18,7 +18,7 @@ from parley.dialects.openai.common_members import MAX_TOKENS, unsupported_member
 from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules
 from parley.dialects.request_context import ApiOptions, RequestContext
 from parley.dialects.sampling_members import MAX_BAD_WORDS, MAX_TOKEN_ID, read_truncation
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.types import ChatPrompt, Grammar, KeptSide
 
 MAX_NAME_CHARACTERS = 256
@@ -217,7 +217,7 @@ def read_priority(body: Fields, headers: Mapping[bytes, bytes]) -> int:
     if (header := headers.get(PRIORITY_HEADER)) is None:
         return priority
     if not INTEGER_TEXT.fullmatch(header) or not INT64[0] <= int(header) <= INT64[1]:
-        raise Invalid("The header X-Vllm-Priority must be an integer of 64 bits.", field="priority")
+        raise InvalidValue("The header X-Vllm-Priority must be an integer of 64 bits.", field="priority")
     return int(header)
 
 

@@ -19,7 +19,7 @@ from parley.dialects.tei import inputs
 from parley.dialects.tei.api_rules import TeiRules
 from parley.dialects.tei.error_answers import EmptyInput, UnfitModel, tei_openai_error_answer
 from parley.dialects.tei.inputs import TeiReply, check_batch_size
-from parley.errors import Invalid, ParleyError
+from parley.errors import InvalidValue, ParleyError
 from parley.types import PoolingOptions, PromptVector, TextPrompt, Usage
 
 MAX_DIMENSIONS = 2**31 - 1
@@ -76,7 +76,7 @@ def _read_dimensions(body: Fields) -> int | None:
     """Return the number of dimensions of vectors. Raises BadRequest."""
     dimensions = body.integer("dimensions", None, 0, MAX_DIMENSIONS)
     if dimensions == 0:
-        raise Invalid("`dimensions` should be positive", field="dimensions")
+        raise InvalidValue("`dimensions` should be positive", field="dimensions")
     return dimensions
 
 

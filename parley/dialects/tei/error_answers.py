@@ -16,7 +16,7 @@ from parley.errors import (
     BadRequest,
     ContextLength,
     EngineError,
-    Invalid,
+    InvalidValue,
     NotReady,
     Overloaded,
     ParleyError,
@@ -37,15 +37,15 @@ TYPE_STATUSES = {
 NO_MEMORY_BODY = b'{"error":"Model is overloaded","error_type":"Overloaded"}'
 
 
-class EmptyInput(Invalid):
+class EmptyInput(InvalidValue):
     """A text or a batch is empty."""
 
 
-class BatchTooLarge(Invalid):
+class BatchTooLarge(InvalidValue):
     """A batch has more texts than are allowed."""
 
 
-class UnfitModel(Invalid):
+class UnfitModel(InvalidValue):
     """The model lacks the requested ability."""
 
 

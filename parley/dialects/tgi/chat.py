@@ -15,7 +15,7 @@ from parley.dialects.tgi import messages, openai, parameters
 from parley.dialects.tgi.answer_parts import tgi_event
 from parley.dialects.tgi.api_rules import TgiRules
 from parley.dialects.tgi.parameters import RESERVED_TOKENS, TgiParameters
-from parley.errors import Invalid, WrongType
+from parley.errors import InvalidValue, WrongType
 from parley.types import (
     ChoiceDelta,
     ChoiceDone,
@@ -73,7 +73,7 @@ class TgiChatReply(openai.TgiOpenAIReply):
         options = body.object("stream_options")
         include_usage = options.boolean("include_usage", False) if options is not None else False
         if params.grammar is not None and body.has_value("tools"):
-            raise Invalid("Grammar and tools are mutually exclusive", field="tools", code="tool_error")
+            raise InvalidValue("Grammar and tools are mutually exclusive", field="tools", code="tool_error")
         chat = messages.read_tgi_conversation(body, context)
         parameters.check_tgi_parameters(params, rules, empty=False, stream=stream, context=context.context_length)
         super().__init__(body, rules, context, params, sum(len(message.content or "") for message in chat.messages))

@@ -14,7 +14,7 @@ from parley.dialects.tgi.answer_parts import tgi_event
 from parley.dialects.tgi.api_rules import TgiRules
 from parley.dialects.tgi.parameters import TgiParameters
 from parley.dialects.tgi.refusal_wording import TGI_WORDING
-from parley.errors import Invalid, WrongType
+from parley.errors import InvalidValue, WrongType
 from parley.types import ChoiceDelta, ChoiceDone, Event, OutputOptions, PromptAccepted, Request, Usage
 
 FINISH_REASONS = {"eos_token": "stop"}  # for answers in one piece; streams end with native reasons
@@ -45,13 +45,13 @@ class TgiCompletionReply(openai.TgiOpenAIReply):
             max_new_tokens=body.integer("max_tokens", None, 0, MAX_U32),
         )
         if body.string("suffix", None) is not None:
-            raise Invalid(
+            raise InvalidValue(
                 "Suffix is not supported and can be achieved by preprocessing the prompt.",
                 field="suffix",
                 code="suffix not supported",
             )
         if len(texts) > rules.max_prompts:
-            raise Invalid(
+            raise InvalidValue(
                 f"Number of prompts exceeds the maximum allowed batch size of {rules.max_prompts}",
                 field="prompt",
                 code="batch size exceeded",

@@ -19,7 +19,7 @@ from parley.dialects.tgi import chat, completions, images, parameters
 from parley.dialects.tgi.answer_parts import TGI_FIELD_NAMES, tgi_answer_headers, tgi_event, tgi_finish_reason
 from parley.dialects.tgi.api_rules import TgiRules
 from parley.dialects.tgi.error_answers import error_as_stream, tgi_failure_event
-from parley.errors import Invalid, ParleyError, Unsupported, WrongType
+from parley.errors import InvalidValue, ParleyError, Unsupported, WrongType
 from parley.types import (
     ChoiceDelta,
     ChoiceDone,
@@ -80,7 +80,7 @@ def _stream_reply(
 ) -> TgiGenerateReply | Answer:
     try:
         return TgiGenerateReply(rules, fields, context, stream=True, with_prompt=with_prompt)
-    except (Invalid, Unsupported) as error:
+    except (InvalidValue, Unsupported) as error:
         if rules.strict:
             return error_as_stream(error, rules)
         raise

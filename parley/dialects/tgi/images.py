@@ -12,7 +12,7 @@ from parley.dialects import media
 from parley.dialects.fields import Fields
 from parley.dialects.openai.media_parts import MediaReader
 from parley.dialects.request_context import RequestContext
-from parley.errors import BadMedia, Invalid, MediaFault, ParleyError, excerpt
+from parley.errors import BadMedia, InvalidValue, MediaFault, ParleyError, excerpt
 from parley.types import EncodedMedia, Media, MediaAddress, MediaKind, TextPrompt
 
 IMAGE_LINK = re.compile(r"!\[\]\(([^\)]*)\)")
@@ -43,7 +43,7 @@ class TgiMediaReader(MediaReader):
 
     def unread_kind(self, part: Fields, part_type: str, kind: MediaKind) -> ParleyError:
         """Return the refusal of a kind that the model does not read."""
-        return Invalid(UNREAD_KIND.format(kind), field=part.member_path(part_type))
+        return InvalidValue(UNREAD_KIND.format(kind), field=part.member_path(part_type))
 
     def read_item(self, part: Fields, part_type: str, *, plain_urls: bool) -> Media:
         """Return the image of a part. Raises BadRequest."""
@@ -83,7 +83,7 @@ def _split_links(text: str, field: str, context: RequestContext) -> Iterator[str
     for number, piece in enumerate(IMAGE_LINK.split(text)):  # texts and URLs take turns
         if number % 2:
             if "image" not in context.media_limits:
-                raise Invalid(UNREAD_KIND.format("image"), field=field)
+                raise InvalidValue(UNREAD_KIND.format("image"), field=field)
             yield Media("image", _read_image_url(piece, field), field)
         elif piece:
             yield piece

@@ -16,7 +16,7 @@ from parley.dialects.openai.messages import MessageRules, read_messages
 from parley.dialects.openai.tools import MAX_TOOLS
 from parley.dialects.request_context import RequestContext
 from parley.dialects.tgi.images import TgiMediaReader
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.types import ChatPrompt, Message
 
 
@@ -75,7 +75,7 @@ def _read_tgi_tools(
     if choice in ("auto", "required"):
         return tools, choice, None  # type: ignore[return-value]  # narrowed by the comparison
     if choice not in [tool["function"]["name"] for tool in tools]:
-        raise Invalid(f"Tool with name {choice} not found", field="tool_choice", code="tool_error")
+        raise InvalidValue(f"Tool with name {choice} not found", field="tool_choice", code="tool_error")
     return tools, "required", choice
 
 

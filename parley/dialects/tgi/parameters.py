@@ -17,7 +17,7 @@ from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA
 from parley.dialects.request_context import RequestContext
 from parley.dialects.tgi.api_rules import TgiRules
 from parley.dialects.tgi.refusal_wording import TGI_WORDING
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.types import Grammar, SamplingOptions, StopConditions
 
 RESERVED_TOKENS = 1024  # how many of max_new_tokens must fit; the rest is generated as far as there is room
@@ -179,12 +179,12 @@ def read_tgi_grammar(fields: Fields, name: str) -> tuple[str, Any] | None:
 
 
 def check_tgi_parameters(params: TgiParameters, rules: TgiRules, *, empty: bool, stream: bool, context: int) -> None:
-    """Check ranges and combinations; report the first fault. ``empty``: the prompt is empty. Raises Invalid."""
+    """Check ranges and combinations; report the first fault. ``empty``: the prompt is empty. Raises InvalidValue."""
     fault = next(_find_faults(params, empty, rules, stream, context), None)
     if fault is not None:
-        raise Invalid(fault)
+        raise InvalidValue(fault)
     if sum(map(len, params.stop)) > MAX_STOP_CHARACTERS:
-        raise Invalid(f"`stop` supports up to {MAX_STOP_CHARACTERS} characters in all.", field="stop")
+        raise InvalidValue(f"`stop` supports up to {MAX_STOP_CHARACTERS} characters in all.", field="stop")
     if params.grammar is not None:
         _check_grammar_value(*params.grammar, rules)
 
@@ -238,15 +238,15 @@ def _is_fraction(value: float | None, rules: TgiRules) -> bool:
 
 
 def _check_grammar_value(kind: str, value: Any, rules: TgiRules) -> None:
-    """Check the content of a grammar. Raises Invalid."""
+    """Check the content of a grammar. Raises InvalidValue."""
     if kind == "regex":
         return
     if isinstance(value, str):
         try:
             value = decode_json(value.encode())
         except (msgspec.DecodeError, RecursionError) as error:
-            raise Invalid(f"grammar is not valid: {error}", field="grammar") from None
+            raise InvalidValue(f"grammar is not valid: {error}", field="grammar") from None
     if not isinstance(value, dict) or not is_shallow(value, MAX_DEPTH):
-        raise Invalid("grammar is not supported", field="grammar")
+        raise InvalidValue("grammar is not supported", field="grammar")
     if rules.strict and "properties" not in value:
-        raise Invalid("grammar is not valid: Grammar must have a 'properties' field", field="grammar")
+        raise InvalidValue("grammar is not valid: Grammar must have a 'properties' field", field="grammar")

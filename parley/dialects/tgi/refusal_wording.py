@@ -7,7 +7,7 @@ from typing import Any
 
 from parley.dialects import error_wording
 from parley.dialects.json_answer import encode_json
-from parley.errors import BadRequest, Invalid, MissingField, WrongType, excerpt
+from parley.errors import BadRequest, InvalidValue, MissingField, WrongType, excerpt
 
 RUST_TYPES = {
     "max_new_tokens": "u32",
@@ -62,15 +62,15 @@ class TgiErrorWording(error_wording.ErrorWording):
     def empty_error(self, path: str, container: str) -> BadRequest:
         """Return the error for an empty string or array."""
         name = "inputs" if path == "messages" else path  # the prompt that no messages make
-        return Invalid(f"`{name}` cannot be empty", field=path)
+        return InvalidValue(f"`{name}` cannot be empty", field=path)
 
     def too_long_error(self, path: str, container: str, size: int, cap: int) -> BadRequest:
         """Return the error for a string, array or object that is too long."""
-        return Invalid(f"`{path}` is too long: {size}, where at most {cap} are allowed", field=path)
+        return InvalidValue(f"`{path}` is too long: {size}, where at most {cap} are allowed", field=path)
 
     def invalid_error(self, path: str, reason: str) -> BadRequest:
         """Return the error for any other fault."""
-        return Invalid(f"`{path}` {reason}", field=path)
+        return InvalidValue(f"`{path}` {reason}", field=path)
 
     def not_object_error(self, value: Any) -> BadRequest:
         """Return the error for a body that is not a JSON object."""

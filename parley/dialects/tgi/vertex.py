@@ -17,7 +17,7 @@ from parley.dialects.tgi import images, messages, parameters
 from parley.dialects.tgi.answer_parts import TGI_FIELD_NAMES
 from parley.dialects.tgi.api_rules import TgiRules
 from parley.dialects.tgi.parameters import RESERVED_TOKENS, TgiParameters
-from parley.errors import BadRequest, Invalid, MalformedBody, MissingField, ParleyError, WrongType
+from parley.errors import BadRequest, InvalidValue, MalformedBody, MissingField, ParleyError, WrongType
 from parley.types import ChoiceDelta, Event, OutputOptions, Prompt, Request, SamplingOptions, StopConditions, Usage
 
 MAX_INSTANCES = 1024
@@ -53,9 +53,9 @@ class VertexReply(Reply):
             raise body.missing_member("instances") if is_absent else body.mistyped_member("instances", "an array")
         instances = [_read_instance(item, rules, context) for item in body.objects("instances", cap=MAX_INSTANCES)]
         if not instances:
-            raise Invalid(NO_INSTANCES, field="instances", code=NO_INSTANCES)
+            raise InvalidValue(NO_INSTANCES, field="instances", code=NO_INSTANCES)
         if len({(length, seed) for _, length, seed in instances}) > 1:
-            raise Invalid("`max_new_tokens` and `seed` must be the same in all instances", field="instances")
+            raise InvalidValue("`max_new_tokens` and `seed` must be the same in all instances", field="instances")
         _, length, seed = instances[0]
         self._rules = rules
         self.request = Request(

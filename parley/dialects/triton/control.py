@@ -16,7 +16,7 @@ from parley.dialects.request_context import RequestContext
 from parley.dialects.triton import model, versions
 from parley.dialects.triton.document import parse_document
 from parley.dialects.triton.error_answers import quote_name, triton_error_body, wrong_type_error
-from parley.errors import Invalid, UnknownModel, Unsupported
+from parley.errors import InvalidValue, UnknownModel, Unsupported
 from parley.metrics.request_totals import RequestTotals
 
 EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data", "parameters", "statistics", "trace",
@@ -82,11 +82,11 @@ def model_statistics(body: bytes, context: RequestContext, facts: ServerFacts) -
     name = context.path_parts.get("model")
     cards = [card for card in facts.cards if name in (None, card.name)]
     if not cards:
-        raise Invalid(f"requested model {quote_name(name or '')} is not available")
+        raise InvalidValue(f"requested model {quote_name(name or '')} is not available")
     try:
         versions.check_version(context.path_parts)
     except UnknownModel:
-        raise Invalid(f"requested model version is not available for model '{name}'") from None
+        raise InvalidValue(f"requested model version is not available for model '{name}'") from None
     return json_answer({"model_stats": [_statistics_object(card.name, card.totals) for card in cards]})
 
 
@@ -158,7 +158,7 @@ def load_model_answer(body: bytes, context: RequestContext, facts: ServerFacts) 
     parameters = _read_load_parameters(body)
     name = context.path_parts["model"]
     if all(card.name != name for card in facts.cards):
-        raise Invalid(f"failed to load {quote_name(name)}, failed to poll from model repository")
+        raise InvalidValue(f"failed to load {quote_name(name)}, failed to poll from model repository")
     if parameters:
         raise Unsupported(
             f"{quote_name(next(iter(parameters)))}: A model is not loaded with another configuration here."
@@ -206,7 +206,7 @@ def _unchangeable_settings(body: bytes, current: dict[str, Any]) -> Answer:
     """Return the settings; they cannot be changed. Null asks for the default, which is the present value."""
     for name, value in (parse_document(body) if body else {}).items():
         if name not in current:
-            raise Invalid(f"unknown setting {quote_name(name)}", field=name)
+            raise InvalidValue(f"unknown setting {quote_name(name)}", field=name)
         present = current[name]
         # A setting with several values may be given as one text.
         same = value == present or (isinstance(value, str) and [value] == present)

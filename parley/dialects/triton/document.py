@@ -11,7 +11,7 @@ from parley.dialects.fields import is_shallow
 from parley.dialects.json_body import OverfullJson, decode_json, first_bad_byte
 from parley.dialects.triton.error_answers import UnreadableInput
 from parley.dialects.triton.parse_faults import ENCODING_FAULT, describe_parse_fault
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 
 MAX_DEPTH = 100
 
@@ -20,7 +20,7 @@ PARSE_FAILURE = "failed to parse the request JSON buffer: "
 
 
 def parse_document(body: bytes) -> dict[str, Any]:
-    """Return a body's members. Raises UnreadableInput unless it is a JSON object, Invalid if nested too deep."""
+    """Return a body's members. Raises UnreadableInput unless it is a JSON object, InvalidValue if nested too deep."""
     if not body.strip(JSON_BLANKS):
         raise UnreadableInput(f"{PARSE_FAILURE}The document is empty. at {len(body)}")
     try:
@@ -28,7 +28,7 @@ def parse_document(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise _too_deep_error() from None
     except OverfullJson as error:
-        raise Invalid(f"The request JSON is too large to be read: {error}") from None
+        raise InvalidValue(f"The request JSON is too large to be read: {error}") from None
     except UnicodeDecodeError:
         raise UnreadableInput(f"{PARSE_FAILURE}{ENCODING_FAULT} at {first_bad_byte(body)}") from None
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -59,5 +59,5 @@ def _find_repeated(pairs: _MemberPairs) -> list[str]:
     return [name for name, _ in pairs if name in seen_names or seen_names.add(name)]  # type: ignore[func-returns-value]
 
 
-def _too_deep_error() -> Invalid:
-    return Invalid(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
+def _too_deep_error() -> InvalidValue:
+    return InvalidValue(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")

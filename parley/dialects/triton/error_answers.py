@@ -11,7 +11,7 @@ from parley.dialects.reply import Answer
 from parley.dialects.sse import encoded_event
 from parley.errors import (
     BadRequest,
-    Invalid,
+    InvalidValue,
     MalformedBody,
     NotAllowed,
     NotFound,
@@ -42,7 +42,7 @@ def wrong_type_error(kind: str, subject: str = "'data'", *, read_as: str = "") -
 
 def inputs_error(request_id: str, sentence: str) -> BadRequest:
     """Return an error about the inputs of the request with this id."""
-    return Invalid(f"[request id: {request_id[:256] or '<id_unknown>'}] {sentence}")
+    return InvalidValue(f"[request id: {request_id[:256] or '<id_unknown>'}] {sentence}")
 
 
 def quote_name(text: str) -> str:

@@ -33,7 +33,7 @@ from parley.dialects.triton.outputs import TritonOutputs
 from parley.dialects.triton.sampling import STRUCTURED_NAMES, TRITON_FIELD_NAMES, TritonRequest, require_inputs
 from parley.dialects.triton.sampling import read_triton_request as read_triton_request
 from parley.dialects.triton.tensors import TritonTensor, elements_from_json, tensor_to_json
-from parley.errors import BadRequest, EngineError, Invalid, ParleyError, UnknownCoding, UnknownModel
+from parley.errors import BadRequest, EngineError, InvalidValue, ParleyError, UnknownCoding, UnknownModel
 from parley.types import Event, Usage
 
 IDENTITY_ONLY = "Unsupported content-encoding, only 'identity' is supported."
@@ -120,7 +120,7 @@ def read_triton_generate(data: bytes, context: RequestContext, *, stream: bool, 
     """
     versions.check_version(context.path_parts)
     if strict and context.headers.get(b"content-encoding", b"identity").lower() != b"identity":
-        raise Invalid(IDENTITY_ONLY)
+        raise InvalidValue(IDENTITY_ONLY)
     document = parse_document(data)
     request_id = document.pop("id", "")
     if request_id is None and not strict:
@@ -194,7 +194,7 @@ def _add_member(values: dict[str, Any], name: str, value: Any, request_id: str, 
     if tensor is None or tensor.any_number_type:
         structured = not strict and name in STRUCTURED_NAMES and isinstance(value, list | dict)
         if not structured and not isinstance(value, str | int | float):
-            raise Invalid(
+            raise InvalidValue(
                 f"parameter {quote_name(name)} has invalid type. It should be either 'int', 'bool', or 'string'.",
                 field=name,
             )
@@ -212,7 +212,7 @@ def _tensor_elements(tensor: InputTensor, value: Any) -> Any:
     if tensor.is_list:
         return elements
     if len(elements) != 1:
-        raise Invalid(
+        raise InvalidValue(
             f"The schema can not convert input '{tensor.name}' to tensor with proper shape", field=tensor.name
         )
     return elements[0]

@@ -34,7 +34,7 @@ from parley.dialects.triton.tensors import (
     tensor_to_bytes,
     tensor_to_json,
 )
-from parley.errors import Invalid, Unsupported
+from parley.errors import InvalidValue, Unsupported
 from parley.types import Usage
 
 JSON_LENGTH_HEADER = b"inference-header-content-length"
@@ -99,7 +99,7 @@ def read_triton_infer(body: bytes, context: RequestContext, *, strict: bool = Fa
     size = _json_size(context.headers, len(body))
     if size == 0 and JSON_LENGTH_HEADER in context.headers:
         if strict:
-            raise Invalid(RAW_REQUEST_MESSAGE.format(inputs=len(INPUTS), model=context.path_parts["model"]))
+            raise InvalidValue(RAW_REQUEST_MESSAGE.format(inputs=len(INPUTS), model=context.path_parts["model"]))
         triton_request, form = (
             read_triton_request({"text_input": _decode_prompt(body)}, "", context),
             OutputForm(default_binary=True),
@@ -123,15 +123,15 @@ def read_infer_document(
 
 
 def _json_size(headers: Mapping[bytes, bytes], length: int) -> int:
-    """Return how many bytes of the body are JSON. Raises Invalid."""
+    """Return how many bytes of the body are JSON. Raises InvalidValue."""
     value = headers.get(JSON_LENGTH_HEADER)
     if value is None:
         return length
     length_text = value.decode("latin-1")
     if not value.removeprefix(b"-").isdigit() or len(value) > 18:
-        raise Invalid(f"Unable to parse Inference-Header-Content-Length, got: {quote_name(length_text)}")
+        raise InvalidValue(f"Unable to parse Inference-Header-Content-Length, got: {quote_name(length_text)}")
     if not 0 <= int(value) <= length:
-        raise Invalid(f"inference header size should be in range (0, {length}), got: {length_text}")
+        raise InvalidValue(f"inference header size should be in range (0, {length}), got: {length_text}")
     return int(value)
 
 
@@ -158,7 +158,9 @@ def _decode_prompt(body: bytes) -> str:
     try:
         return body.decode()
     except UnicodeDecodeError as error:
-        raise Invalid(f"input 'text_input' is not UTF-8 text (at byte {error.start})", field="text_input") from None
+        raise InvalidValue(
+            f"input 'text_input' is not UTF-8 text (at byte {error.start})", field="text_input"
+        ) from None
 
 
 # -- requested outputs
@@ -168,11 +170,11 @@ def _read_output_form(document: dict[str, Any], request_id: str, model: str) -> 
     parameters = _object_member(document, "parameters")
     for name, value in parameters.items():
         if name.startswith("triton_"):
-            raise Invalid(
+            raise InvalidValue(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
             )
         if not isinstance(value, str | int | float):
-            raise Invalid(
+            raise InvalidValue(
                 f"parameter {quote_name(name)} has invalid type. It should be either 'int', 'bool', or 'string'.",
                 field=name,
             )
@@ -224,7 +226,7 @@ def _read_inputs(document: dict[str, Any], request_id: str, model: str, tail: me
             elements = elements_from_json(name, datatype, flatten_json(name, entry["data"], count))
         else:
             if size > len(tail):
-                raise Invalid(
+                raise InvalidValue(
                     f"unexpected size for input '{name}', expecting {size - len(tail)} additional bytes for model "
                     f"'{model}'"
                 )
@@ -232,7 +234,7 @@ def _read_inputs(document: dict[str, Any], request_id: str, model: str, tail: me
             tail = tail[size:]
         values[name] = elements if tensor.is_list else elements[0]
     if len(tail):
-        raise Invalid(f"unexpected additional input data for model '{model}'")
+        raise InvalidValue(f"unexpected additional input data for model '{model}'")
     for name, value in _object_member(document, "parameters").items():
         if name not in INPUTS or INPUTS[name].any_number_type:
             values.setdefault(name, value)
@@ -271,7 +273,7 @@ def _binary_size(entry: dict[str, Any]) -> int | None:
     if "data" in entry:
         sources.append("data")
     if len(sources) != 1:
-        raise Invalid(
+        raise InvalidValue(
             "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
             f"'shared_memory_region' in 'parameters'. But {len(sources)} of them are set for input "
             f"{quote_name(entry['name'])}."

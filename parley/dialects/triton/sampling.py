@@ -30,7 +30,7 @@ from parley.dialects.triton.document import parse_document
 from parley.dialects.triton.error_answers import inputs_error
 from parley.dialects.triton.images import IMAGE_INPUTS, read_triton_images
 from parley.dialects.triton.model import INPUTS, OUTPUTS
-from parley.errors import BadRequest, Invalid, Unsupported, excerpt
+from parley.errors import BadRequest, InvalidValue, Unsupported, excerpt
 from parley.types import Grammar, OutputOptions, Request, SamplingOptions, StopConditions, TextPrompt
 
 MAX_TEMPERATURE = 1000.0  # far below this, all tokens are already equally probable
@@ -213,7 +213,7 @@ def read_triton_request(
 
 
 def require_inputs(values: dict[str, Any], request_id: str, model: str) -> None:
-    """Raise Invalid if a mandatory input is missing."""
+    """Raise InvalidValue if a mandatory input is missing."""
     missing_names = [tensor.name for tensor in INPUTS.values() if not tensor.optional and tensor.name not in values]
     if missing_names:
         present = [name for name in values if name in INPUTS]
@@ -232,7 +232,7 @@ def _gather_values(values: dict[str, Any]) -> dict[str, Any]:
         try:
             inner = parse_document(text.encode())
         except BadRequest:
-            raise Invalid(
+            raise InvalidValue(
                 "'sampling_parameters' must be the text of a JSON object.", field="sampling_parameters"
             ) from None
         values = inner | {
@@ -245,7 +245,7 @@ def _gather_values(values: dict[str, Any]) -> dict[str, Any]:
         name = ALIASES.get(given_name, given_name)
         value = _convert_text(name, value)
         if name in gathered and gathered[name] != value:
-            raise Invalid(
+            raise InvalidValue(
                 f"'{given_name}' and '{name}' are the same parameter, but their values differ.", field=given_name
             )
         gathered[name] = value

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parley.dialects.triton.error_answers import quote_name, wrong_type_error
-from parley.errors import BadRequest, Invalid
+from parley.errors import BadRequest, InvalidValue
 
 TensorElement = bool | int | float | str
 
@@ -49,7 +49,7 @@ class TritonTensor:
 
 
 def elements_from_json(name: str, datatype: str, values: Sequence[Any]) -> list[TensorElement]:
-    """Convert JSON values to elements. Raises UnreadableInput, or Invalid for types JSON cannot carry."""
+    """Convert JSON values to elements. Raises UnreadableInput, or InvalidValue for types JSON cannot carry."""
     if datatype == "BYTES":
         if any(not isinstance(value, str) for value in values):
             raise wrong_type_error("string", "JSON bytes array")
@@ -59,7 +59,7 @@ def elements_from_json(name: str, datatype: str, values: Sequence[Any]) -> list[
             raise wrong_type_error("boolean")
         return list(values)
     if datatype in HALF_TYPES:
-        raise Invalid(
+        raise InvalidValue(
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
         )
     if datatype in INTEGER_FORMATS:
@@ -89,7 +89,7 @@ def flatten_json(name: str, data: Any, count: int) -> list[Any]:
 
 
 def elements_from_bytes(name: str, datatype: str, count: int, data: memoryview, model: str) -> list[TensorElement]:
-    """Convert bytes to exactly ``count`` elements. Raises Invalid for a wrong size, or text that is not UTF-8."""
+    """Convert bytes to exactly ``count`` elements. Raises InvalidValue for a wrong size, or text that is not UTF-8."""
     if datatype == "BYTES":
         return _texts_from_bytes(name, count, data, model)
     code = STRUCT_FORMATS[datatype]
@@ -135,10 +135,10 @@ def _texts_from_bytes(name: str, count: int, data: memoryview, model: str) -> li
         try:
             texts.append(str(data[position : position + size], "utf-8"))
         except UnicodeDecodeError as error:
-            raise Invalid(f"input {quote_name(name)} is not UTF-8 text (at byte {error.start})") from None
+            raise InvalidValue(f"input {quote_name(name)} is not UTF-8 text (at byte {error.start})") from None
         position += size
     if position != len(data):
-        raise Invalid(
+        raise InvalidValue(
             f"unexpected size for input {quote_name(name)}, {len(data) - position} bytes too many for model '{model}'"
         )
     return texts
@@ -153,22 +153,24 @@ def _to_double(value: int | float) -> float:
 
 def _size_error(name: str, missing: int, model: str) -> BadRequest:
     if missing < 0:
-        return Invalid(f"unexpected size for input {quote_name(name)}, {-missing} bytes too many for model '{model}'")
-    return Invalid(
+        return InvalidValue(
+            f"unexpected size for input {quote_name(name)}, {-missing} bytes too many for model '{model}'"
+        )
+    return InvalidValue(
         f"unexpected size for input {quote_name(name)}, expecting {missing} additional bytes for model '{model}'"
     )
 
 
 def _shape_error() -> BadRequest:
-    return Invalid("Unable to parse 'data': Shape does not match true shape of 'data' field")
+    return InvalidValue("Unable to parse 'data': Shape does not match true shape of 'data' field")
 
 
 def check_shape(shape: Any) -> list[int]:
-    """Check a tensor's shape and return it. Raises UnreadableInput, or Invalid for too many dimensions."""
+    """Check a tensor's shape and return it. Raises UnreadableInput, or InvalidValue for too many dimensions."""
     if not isinstance(shape, list):
         raise wrong_type_error("array", "'shape'")
     if len(shape) > MAX_RANK:
-        raise Invalid(f"Unable to parse 'shape': at most {MAX_RANK} dimensions are allowed")
+        raise InvalidValue(f"Unable to parse 'shape': at most {MAX_RANK} dimensions are allowed")
     for size in shape:
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 63:
             raise wrong_type_error("unsigned-integer", "'shape'")

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 from parley.dialects.triton.error_answers import quote_name
 from parley.dialects.triton.model import MODEL_VERSION
-from parley.errors import Invalid, NotFound, UnknownModel
+from parley.errors import InvalidValue, NotFound, UnknownModel
 
 
 def check_version(path: Mapping[str, str]) -> None:
-    """Raise NotFound, UnknownModel or Invalid if the path names another version."""
+    """Raise NotFound, UnknownModel or InvalidValue if the path names another version."""
     version = path.get("version", MODEL_VERSION)
     if not (version.isascii() and version.isdigit()):
         raise NotFound("A version is a number.")
     if len(version) > 19 or int(version) >= 2**63:
-        raise Invalid(
+        raise InvalidValue(
             f"failed to get model version from specified version string {quote_name(version)} (details: stol), version "
             "should be an integral value > 0"
         )

@@ -18,7 +18,7 @@ from parley.dialects.vllm import chat, completions, requests
 from parley.dialects.vllm.error_answers import ADAPTER_ERROR_TYPE, UnsupportedCall, vllm_error_answer
 from parley.dialects.vllm.pooling import classify, embeddings, scores
 from parley.dialects.vllm.refusal_wording import FALSE_TEXTS, TRUE_TEXTS, VLLM_WORDING
-from parley.errors import Invalid, NotFound, ParleyError
+from parley.errors import InvalidValue, NotFound, ParleyError
 
 VLLM_VERSION = "0.33.0"  # the version of the original whose API this is; clients use it to detect features
 ADAPTER_NAME = re.compile(r"[\w.:/@-]{1,256}", re.ASCII)
@@ -67,8 +67,8 @@ def read_unload_adapter(strict: bool, body: bytes, context: RequestContext) -> A
     )
 
 
-def _adapter_error(message: str) -> Invalid:
-    return Invalid(message, code=ADAPTER_ERROR_TYPE)
+def _adapter_error(message: str) -> InvalidValue:
+    return InvalidValue(message, code=ADAPTER_ERROR_TYPE)
 
 
 def _adapter_refusal(strict: bool, error: ParleyError) -> Answer:

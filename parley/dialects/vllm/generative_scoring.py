@@ -19,7 +19,7 @@ from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_LISTED_IDS, MAX_TOKEN_ID
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.token_usage import embedding_usage
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.types import (
     ChoiceDelta,
     Event,
@@ -58,7 +58,7 @@ class GenerativeScoringReply(UnstreamedReply):
         query, items = _read_text(body, "query", special=special), _read_items(body)
         self._labels = _read_labels(body, context)
         if not items:
-            raise Invalid(NO_ITEMS)
+            raise InvalidValue(NO_ITEMS)
         item_first = body.boolean("item_first", False)
         self._among_labels = body.boolean("apply_softmax", True)
         self.request = Request(
@@ -121,9 +121,9 @@ def _read_labels(body: Fields, context: RequestContext) -> list[int]:
     size = context.vocabulary_size or MAX_TOKEN_ID + 1
     for token_id in labels:
         if not 0 <= token_id < size:
-            raise Invalid(FOREIGN_LABEL.format(token_id=token_id, size=size))
+            raise InvalidValue(FOREIGN_LABEL.format(token_id=token_id, size=size))
     if not labels:
-        raise Invalid(NO_LABELS)
+        raise InvalidValue(NO_LABELS)
     return list(dict.fromkeys(labels))
 
 

@@ -39,7 +39,7 @@ from parley.dialects.vllm.error_answers import vllm_error_answer, vllm_error_obj
 from parley.dialects.vllm.refusal_wording import EMPTY_SENTENCES, VLLM_WORDING, value_error
 from parley.dialects.vllm.token_usage import created_cache_tokens
 from parley.errors import (
-    Invalid,
+    InvalidValue,
     MalformedBody,
     MissingField,
     NotAllowed,
@@ -123,7 +123,7 @@ def _decode_body(body: bytes, context: RequestContext) -> Fields:
     if fields.raw_value("model") == "":
         raise value_error("model", "Model is required", "")
     if fields.raw_value("messages") == []:
-        raise Invalid(EMPTY_SENTENCES["messages"])
+        raise InvalidValue(EMPTY_SENTENCES["messages"])
     return fields
 
 

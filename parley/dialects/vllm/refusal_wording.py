@@ -2,7 +2,7 @@
 
 In the original, pydantic checks the *shape* of a body: its errors are a counted list of Python dicts, and are
 MalformedBody, MissingField or WrongType here. Errors of vLLM's own checks are sentences, some with the parameter and
-its value appended; they are Invalid here. Types are as lenient as pydantic's: "5" is an integer, "yes" is true.
+its value appended; they are InvalidValue here. Types are as lenient as pydantic's: "5" is an integer, "yes" is true.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from parley.dialects import error_wording
 from parley.dialects.json_body import check_json_size
-from parley.errors import BadRequest, Invalid, MalformedBody, MissingField, WrongType, excerpt
+from parley.errors import BadRequest, InvalidValue, MalformedBody, MissingField, WrongType, excerpt
 
 PYDANTIC_TYPES = {
     "a boolean": ("bool_type", "Input should be a valid boolean"),
@@ -193,7 +193,7 @@ class VllmWording(error_wording.ErrorWording):
         """Return vLLM's sentence for a number out of range, or pydantic's error if vLLM does not check the member."""
         name, place = path.rpartition(".")[2], _dotted_path(path)
         if path.startswith("input["):  # only the original's engine looks at the ids of an embedding
-            return Invalid(unknown_token_sentence(value))
+            return InvalidValue(unknown_token_sentence(value))
         above = high is not None and value > high
         if name in LOGPROB_MEMBERS and (above or value == -1):
             kind, requested = LOGPROB_MEMBERS[name], excerpt(value) if above else "the whole vocabulary"
@@ -202,13 +202,13 @@ class VllmWording(error_wording.ErrorWording):
         if name in LOW_SENTENCES and not above:
             return parameter_error(LOW_SENTENCES[name], name, value)
         if name in COUNT_MEMBERS and not above:
-            return Invalid(f"{name} must be a non-negative integer")
+            return InvalidValue(f"{name} must be a non-negative integer")
         if name in RANGE_SENTENCES:
             below, beyond, names_parameter = RANGE_SENTENCES[name]
             is_integer = name in ("n", "top_k", "max_tokens", "max_completion_tokens", "min_tokens")
             number = value if is_integer or isinstance(value, float) or abs(value) > 1e300 else float(value)
             sentence = f"{name} {beyond if above else below}, got {excerpt(number)}.".format(high=high)
-            return parameter_error(sentence, name, number) if names_parameter else Invalid(sentence)
+            return parameter_error(sentence, name, number) if names_parameter else InvalidValue(sentence)
         bound, kind, relation = (
             (high, "less_than_equal", "less than or equal to")
             if above
@@ -224,7 +224,7 @@ class VllmWording(error_wording.ErrorWording):
         """Return pydantic's error for a value that is not one of those allowed; for a type of part, vLLM's sentence."""
         if PART_TYPE.search(path):
             allowed_names = ", ".join(allowed)
-            return Invalid(
+            return InvalidValue(
                 f"Unsupported chat content part type: {excerpt(value)}. Supported types: {allowed_names}"
                 + _conversation_place(path)
             )
@@ -244,12 +244,12 @@ class VllmWording(error_wording.ErrorWording):
             entry = _pydantic_error("too_short", path, message, self._value_at(path), ctx)
             return WrongType(_error_list(entry), field=f"body.{path}")
         if (name in TEXT_MEMBERS and path != name) or (path == "input" and container == "string"):
-            return Invalid("The decoder prompt cannot be empty")
+            return InvalidValue("The decoder prompt cannot be empty")
         if path == "prompt" and container == "string":
             return parameter_error("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
         if name in EMPTY_SENTENCES:
-            return Invalid(EMPTY_SENTENCES[name] + _conversation_place(path))
-        return Invalid(f"{path} must not be empty.")
+            return InvalidValue(EMPTY_SENTENCES[name] + _conversation_place(path))
+        return InvalidValue(f"{path} must not be empty.")
 
     def too_long_error(self, path: str, container: str, size: int, cap: int) -> BadRequest:
         """Return pydantic's error for a value that is too long, in characters or items."""
@@ -274,7 +274,7 @@ class VllmWording(error_wording.ErrorWording):
             return parameter_error(UNKNOWN_RESPONSE_TOOL, "tool_choice")
         rules = RULE_SENTENCES | CHAT_RULE_SENTENCES if "messages" in self._body else RULE_SENTENCES
         sentence, names_parameter = rules.get(path, (f"{path}: {reason}", True))
-        return parameter_error(sentence, path) if names_parameter else Invalid(sentence)
+        return parameter_error(sentence, path) if names_parameter else InvalidValue(sentence)
 
     def _value_at(self, place: str) -> Any:
         """Return the value at a dotted path in the body."""
@@ -324,10 +324,10 @@ def unknown_ids_sentence(field: str, token_ids: Sequence[int], vocabulary: int) 
     return parameter_error(sentence, field, token_ids).message
 
 
-def parameter_error(sentence: str, field: str, value: Any = None) -> Invalid:
+def parameter_error(sentence: str, field: str, value: Any = None) -> InvalidValue:
     """Return a refusal with the parameter appended, and its value unless it is None."""
     value_text = "" if value is None else f", value={value[:60] if isinstance(value, str) else excerpt(value)}"
-    return Invalid(f"{sentence} (parameter={field}{value_text})", field=field)
+    return InvalidValue(f"{sentence} (parameter={field}{value_text})", field=field)
 
 
 def too_many_stops(strings: Sequence[Any], cap: int) -> WrongType:

@@ -28,7 +28,7 @@ from parley.dialects.vllm.refusal_wording import (
     too_many_stops,
     wrong_content_type,
 )
-from parley.errors import BadRequest, Invalid, excerpt
+from parley.errors import BadRequest, InvalidValue, excerpt
 from parley.types import Grammar, Request, SamplingOptions, StopConditions
 
 MAX_STOP_STRINGS = 4
@@ -66,7 +66,7 @@ def read_vllm_request(
     fields = decode_generation_body(body, context)
     try:
         return reply_class(fields, context)
-    except Invalid as error:
+    except InvalidValue as error:
         if error.field in LOGPROB_MEMBERS and fields.raw_value("stream") is True and "max allowed" in error.message:
             return Answer(200, vllm_failure_events(error), b"text/event-stream; charset=utf-8")
         raise
@@ -140,7 +140,7 @@ def _generation_faults(body: Fields, context: RequestContext, limit_member: str,
     if body.boolean("stream", False) and body.raw_value("prompt_logprobs"):
         yield parameter_error("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
     if body.boolean("stream", False) and body.boolean("use_beam_search", False):
-        yield Invalid("Streaming is not currently supported with beam search")
+        yield InvalidValue("Streaming is not currently supported with beam search")
     if body.raw_value("logprob_token_ids") and body.boolean("use_beam_search", False):
         yield parameter_error("`logprob_token_ids` is not supported with beam search.", "logprob_token_ids")
     for name in vllm_members.MEDIA_MEMBERS:
@@ -166,14 +166,14 @@ def drawing_faults(body: Fields, *, greedy_choices: bool = False) -> Iterator[Ba
         yield parameter_error("top_p must be in (0, 1], got 0.0.", "top_p", 0.0)
     n = body.integer("n", 1, 1, MAX_CHOICES_PER_PROMPT)
     if n > 1 and body.number("temperature", 1.0, 0, 2) < GREEDY_TEMPERATURE and not greedy_choices:
-        yield Invalid(f"n must be 1 when using greedy sampling, got {n}.")
+        yield InvalidValue(f"n must be 1 when using greedy sampling, got {n}.")
 
 
 def token_faults(body: Fields, max_tokens: int | None) -> Iterator[BadRequest]:
     """Yield the faults of members that say how many tokens and which ones are drawn."""
     minimum = body.integer("min_tokens", 0, 0, MAX_TOKENS)
     if max_tokens is not None and 0 < max_tokens < minimum:
-        yield Invalid(f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {minimum}.")
+        yield InvalidValue(f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {minimum}.")
     if body.has_value("allowed_token_ids") and not body.raw_value("allowed_token_ids"):
         yield parameter_error("allowed_token_ids is not None and empty!", "allowed_token_ids", [])
     bias = body.raw_value("logit_bias")
@@ -200,7 +200,7 @@ def _constraint_faults(body: Fields) -> Iterator[BadRequest]:
         yield body.member_error("structured_outputs", "has more than one constraint.")
     if options is not None and not present and not options.has_value("json"):
         unset = dict.fromkeys(CONSTRAINT_KINDS)
-        yield Invalid(f"You must use one kind of structured outputs constraint but none are specified: {unset}")
+        yield InvalidValue(f"You must use one kind of structured outputs constraint but none are specified: {unset}")
     format_object = body.object("response_format")
     if (
         format_object is not None
@@ -236,18 +236,18 @@ def with_response_format(body: Fields) -> Fields:
 def check_template(body: Fields) -> None:
     """Refuse a template of the request's own, also as a variable of the template. Raises BadRequest."""
     if body.has_value("chat_template") or body.free_object("chat_template_kwargs").get("chat_template") is not None:
-        raise Invalid(UNTRUSTED_TEMPLATE)
+        raise InvalidValue(UNTRUSTED_TEMPLATE)
 
 
 def check_chat(body: Fields) -> None:
-    """Check the rules for conversations. Raises Invalid."""
+    """Check the rules for conversations. Raises InvalidValue."""
     check_template(body)
     if body.has_value("tools") and body.raw_value("tools") == []:
         sentence = "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely."
         raise parameter_error(sentence, "tools")
     choice = body.raw_value("tool_choice")
     if isinstance(choice, dict) and body.has_value("structured_outputs"):
-        raise Invalid("You can only either use constraints for structured outputs or tools, not both.")
+        raise InvalidValue("You can only either use constraints for structured outputs or tools, not both.")
     if choice is None or choice == "none":
         return
     if not body.has_value("tools"):
@@ -260,7 +260,7 @@ def check_chat(body: Fields) -> None:
 
 
 def _check_named_tool(function: Any) -> None:
-    """Raise Invalid unless a choice names a function."""
+    """Raise InvalidValue unless a choice names a function."""
     usage = 'in `tool_choice`! Correct usage: `{"type": "function", "function": {"name": "my_function"}}`'
     if not isinstance(function, dict):
         sentence = f"Invalid value for `function`: `{_shown_value(function)}` {usage}"
@@ -291,7 +291,7 @@ def check_prompt(body: Fields, context: RequestContext) -> None:
     if not (body.has_value("prompt") or body.raw_value("prompt_embeds")):
         raise body.empty_member("prompt", "string")
     if body.string("suffix", "") and "insert" not in context.abilities:
-        raise Invalid("suffix is only supported for models with FIM completion rendering")
+        raise InvalidValue("suffix is only supported for models with FIM completion rendering")
     echo, max_tokens = body.boolean("echo", False), body.raw_value("max_tokens")
     if echo and body.boolean("use_beam_search", False) and body.has_value("logprobs"):
         sentence = "because beam search does not compute prompt logprobs."

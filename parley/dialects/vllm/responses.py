@@ -32,7 +32,7 @@ from parley.dialects.vllm.error_answers import STORE_ERROR_TYPE, vllm_error_obje
 from parley.dialects.vllm.raw_messages import RawMessages
 from parley.dialects.vllm.refusal_wording import EMPTY_SENTENCES, UNKNOWN_RESPONSE_TOOL, VLLM_WORDING, parameter_error
 from parley.dialects.vllm.token_usage import created_cache_tokens
-from parley.errors import BadRequest, Invalid, ParleyError
+from parley.errors import BadRequest, InvalidValue, ParleyError
 from parley.types import ChatPrompt, ChoiceDelta, Event, PromptAccepted, Usage
 
 RESPONSES_RULES = ResponsesRules(pairs_calls=False, client_tools=False, reading=requests.VLLM_RULES)
@@ -79,7 +79,7 @@ def decode_response_body(body: bytes, context: RequestContext, *, renders: bool 
             stored.load_response(context, previous)
         _check_items(fields)
     if fields.raw_value("input") == []:
-        raise Invalid(EMPTY_SENTENCES["messages"])
+        raise InvalidValue(EMPTY_SENTENCES["messages"])
     if fields.raw_value("input") == "":
         return fields.with_members({"input": [{"role": "user", "content": ""}]})
     return fields
@@ -98,9 +98,9 @@ def cancel_vllm_response(body: bytes, context: RequestContext) -> Answer:
         raise store_error(error.message, "response_id") from None
 
 
-def store_error(message: str, field: str) -> Invalid:
+def store_error(message: str, field: str) -> InvalidValue:
     """Return the error for a wrong use of stored responses."""
-    return Invalid(message, field=field, code=STORE_ERROR_TYPE)
+    return InvalidValue(message, field=field, code=STORE_ERROR_TYPE)
 
 
 def _check_response(body: Fields, context: RequestContext) -> None:
@@ -119,7 +119,7 @@ def _check_response(body: Fields, context: RequestContext) -> None:
 
 
 def _check_items(body: Fields) -> None:
-    """Refuse items that the original does not read: references, compactions, sealed reasoning. Raises Invalid."""
+    """Refuse items that the original does not read: references, compactions, sealed reasoning. Raises InvalidValue."""
     items = body.raw_value("input")
     for item in items if isinstance(items, list) else ():
         if not isinstance(item, dict):
@@ -132,7 +132,7 @@ def _check_items(body: Fields) -> None:
 
 
 def _with_chosen_tool(body: Fields) -> Fields:
-    """Return the body with the joined name of a chosen tool that is in a namespace. Raises Invalid."""
+    """Return the body with the joined name of a chosen tool that is in a namespace. Raises InvalidValue."""
     choice, tools = body.raw_value("tool_choice"), body.raw_value("tools")
     if choice == "required" and not tools:
         sentence = "Tool choice 'required' must be specified with 'tools' parameter."

@@ -20,7 +20,7 @@ from parley.dialects.sse import STREAM_DONE, data_event
 from parley.dialects.vllm.answer_parts import vllm_envelope
 from parley.dialects.vllm.error_answers import vllm_error_answer, vllm_failure_events
 from parley.dialects.vllm.refusal_wording import VLLM_WORDING
-from parley.errors import BadMedia, Invalid, ParleyError, WrongType, excerpt
+from parley.errors import BadMedia, InvalidValue, ParleyError, WrongType, excerpt
 from parley.types import ChoiceDelta, ChoiceDone, Event, Media, PromptAccepted, Usage
 
 FORMATS_SENTENCE = "Currently only support response_format: `text`, `json`, `verbose_json` or `diarized_json`"
@@ -59,26 +59,26 @@ class VllmTranscriptionReply(TranscriptionReply):
             raise NotUploaded(form.mistyped_member("file", "a file").message, field="body.file")
         return super().read_clip(form)
 
-    def empty_clip_error(self) -> Invalid:
+    def empty_clip_error(self) -> InvalidValue:
         """Return the error for an empty file."""
-        return Invalid("Invalid or unsupported audio file.")
+        return InvalidValue("Invalid or unsupported audio file.")
 
     def refuse_model(self, model: str) -> NoReturn:
         """Raise the error for a model that cannot do the task."""
-        raise Invalid(f"The model does not support {self.api_name} API")
+        raise InvalidValue(f"The model does not support {self.api_name} API")
 
     def read_format(self, form: Fields, model: str, *, stream: bool) -> str:
         """Return the format of the answer. Raises BadRequest."""
         response_format = super().read_format(form, model, stream=False)
         if response_format in ("srt", "vtt"):
-            raise Invalid(FORMATS_SENTENCE)
+            raise InvalidValue(FORMATS_SENTENCE)
         if stream and response_format == "verbose_json":
-            raise Invalid("verbose_json format doesn't support streaming case")
+            raise InvalidValue("verbose_json format doesn't support streaming case")
         return response_format
 
-    def language_error(self, text: str, field: str) -> Invalid:
+    def language_error(self, text: str, field: str) -> InvalidValue:
         """Return the error for a language that the model does not know."""
-        return Invalid(f"Unsupported language: {excerpt(text)}. Must be one of {list(self.family.languages)}.")
+        return InvalidValue(f"Unsupported language: {excerpt(text)}. Must be one of {list(self.family.languages)}.")
 
     # -- a stream
 
@@ -137,9 +137,9 @@ class VllmTranscriptionReply(TranscriptionReply):
         """Return vLLM's answer to a clip that cannot be used."""
         match error:
             case BadMedia(reason="too_large"):
-                return vllm_error_answer(Invalid("Maximum file size exceeded"))
+                return vllm_error_answer(InvalidValue("Maximum file size exceeded"))
             case BadMedia(reason="unknown_format" | "undecodable"):
-                return vllm_error_answer(Invalid("Invalid or unsupported audio file."))
+                return vllm_error_answer(InvalidValue("Invalid or unsupported audio file."))
         return None
 
 

@@ -162,8 +162,11 @@ def _check_decoder(settings: ParleySettings, folder: Path, config: dict[str, Any
         layers, linears = decoder_config.kv_layers, weights.linears.linear_sites()
         state_sizes = decoder_config.state_sizes
         position_bytes = position_table_bytes(decoder_config, decoder_plan.length)
-    for adapter_folder in settings.adapters.values():
-        read_adapter(Path(adapter_folder), linears, settings.max_rank, decoder_plan.dtype, torch.device("cpu"))
+    for name, adapter_folder in settings.adapters.items():
+        try:
+            read_adapter(Path(adapter_folder), linears, settings.max_rank, decoder_plan.dtype, torch.device("cpu"))
+        except LoadError as error:
+            raise LoadError(f"The adapter {name} ({adapter_folder}) cannot be loaded: {error}") from None
     page_bytes = PagedKV.page_bytes(layers, decoder_plan.dtype, decoder_plan.device, int8=decoder_plan.int8_kv)
     return CheckedDecoder(
         decoder_config is not None, weight_bytes, page_bytes, state_slot_bytes(state_sizes), position_bytes

@@ -45,7 +45,7 @@ LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length"
 FALLBACK_LENGTH = 2048
 MAX_LENGTH = 1 << 24  # tokens; float32 does not have all larger positions exactly, so their angles would be wrong
 FOLDED_BY_MLX = "falcon_h1"  # factors of its config are multiplied into the weights
-DRAFT_KEEPS_STATES = "{} cannot guess tokens: it has layers that keep a state of each sequence."
+DRAFT_KEEPS_STATES = "{} cannot be the draft model: it has layers that keep a state of each sequence."
 # The embeddings of checkpoints of a body without its head, as embedding models and GPT-2 are, and the missing prefix.
 BODY_EMBEDDINGS = {
     "embed_tokens.weight": "model.",
@@ -203,7 +203,7 @@ def check_state_settings(settings: ParleySettings, architecture: str) -> None:
 def check_draft_tokenizer(folder: Path, draft_folder: Path) -> None:
     """Raise LoadError unless the draft model generates tokens, with the tokenizer of the decoder in ``folder``."""
     if is_encoder(read_config(draft_folder)):
-        raise LoadError(f"{draft_folder} cannot guess tokens: it only makes vectors.")
+        raise LoadError(f"{draft_folder} cannot be the draft model: it only makes vectors.")
     from parley.text.tokens.json_files import BadTokenizer
     from parley.text.tokens.tokenizer import Tokenizer  # engines without a draft start faster
 
@@ -212,9 +212,9 @@ def check_draft_tokenizer(folder: Path, draft_folder: Path) -> None:
             Tokenizer.from_folder(model_folder).backend.get_vocab() for model_folder in (folder, draft_folder)
         ]
     except BadTokenizer as error:
-        raise LoadError(f"{draft_folder} cannot guess tokens: {error}") from None
+        raise LoadError(f"{draft_folder} cannot be the draft model: {error}") from None
     if vocabularies[0] != vocabularies[1]:
-        raise LoadError(f"{draft_folder} cannot guess tokens: its tokenizer differs from the model's.")
+        raise LoadError(f"{draft_folder} cannot be the draft model: its tokenizer differs from the model's.")
 
 
 def resolve_dtype(name: str, config: dict[str, Any], device: torch.device) -> torch.dtype:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("parley.engine")
 
-EndKind = Literal["form", "mark"]
+EndKind = Literal["text", "mark"]
 
 # Compiled grammars kept as templates: the choices of a request, and often consecutive requests, share one.
 CACHED_GRAMMARS = 64
@@ -165,7 +165,7 @@ class TokenBytes:
 class GrammarState:
     """A sequence's position in its grammar and in its reasoning, if that has a budget.
 
-    ``end_kind``: nothing may follow the last token, which is text ("form") or a mark that ends the answer ("mark").
+    ``end_kind``: nothing may follow the last token, which is text ("text") or a mark that ends the answer ("mark").
     ``allowed_tokens``: the tokens allowed next, int64 and ascending, if they are few; not set for greedy states.
     ``mask_needed``: no token is forced, and there is no mask until ``request_mask``. Valid after ``wait_ready``.
     """
@@ -213,10 +213,10 @@ class GrammarState:
                 else:
                     future.result()
             except ValueError as error:
-                log.error("a grammar cannot be followed: %s", error)
+                log.error("a grammar cannot be enforced: %s", error)
                 self._error = GRAMMAR_TOO_COMPLEX
             except Exception as error:  # not the client's fault: the folder's files may be gone, for example
-                log.error("a grammar cannot be followed: %s", error)
+                log.error("a grammar cannot be enforced: %s", error)
                 self._error = GRAMMAR_NOT_FOLLOWED
         return self._error
 
@@ -304,7 +304,7 @@ class GrammarState:
 
     def _end_kind_of(self, token: int) -> EndKind:
         """Return the end kind of a final token."""
-        return "mark" if token in self._grammars.end_ids else "form"
+        return "mark" if token in self._grammars.end_ids else "text"
 
     def _initialize_state(self, request: EngineRequest, output: list[int]) -> None:
         """Create the matcher and the thinking budget, and advance them past the output so far."""

@@ -132,7 +132,7 @@ class Sampler:
         return [None if state is None else state.wait_ready() for state in states]
 
     def grammar_end(self, slot: int) -> EndKind | None:
-        """Return how the slot's grammar ended with the last token ("form" or "mark"), None if it did not end."""
+        """Return how the slot's grammar ended with the last token ("text" or "mark"), None if it did not end."""
         grammar = self._slot_plan(slot).grammar
         return None if grammar is None else grammar.end_kind
 

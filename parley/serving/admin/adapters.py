@@ -9,7 +9,7 @@ from pathlib import Path
 from parley.dialects.admin_requests import AdapterChange
 from parley.dialects.reply import Answer
 from parley.dialects.route import Route
-from parley.errors import Invalid, NotFound, ParleyError, excerpt
+from parley.errors import InvalidValue, NotFound, ParleyError, excerpt
 from parley.serving.model_registry import ModelRegistry
 from parley.serving.request_reader import request_context
 from parley.serving.served_model import ServedModel
@@ -81,14 +81,14 @@ def _find_adapter_owner(registry: ModelRegistry, name: str) -> ServedModel | Non
     return next((model for model in registry.models if name in model.adapters), None)
 
 
-def _adapter_input_error(message: str, field: str) -> Invalid:
-    return Invalid(message, field=field, code="InvalidUserInput")
+def _adapter_input_error(message: str, field: str) -> InvalidValue:
+    return InvalidValue(message, field=field, code="InvalidUserInput")
 
 
 def _resolve_adapter_folder(root_folder: str, folder_path: str) -> Path:
     """Resolve the folder that a client names, absolute or relative to ``root_folder``. Links may not lead out of it.
 
-    Raises Invalid if it is outside ``root_folder`` or not a valid path, NotFound if it does not exist.
+    Raises InvalidValue if it is outside ``root_folder`` or not a valid path, NotFound if it does not exist.
     """
     try:
         resolved_root = Path(root_folder).resolve()

@@ -23,13 +23,13 @@ from parley.serving.api_processes.messages import (
     EngineMessage,
     FailOpen,
     FromApiProcess,
-    Granted,
+    MetricsSnapshot,
     OpenAccount,
-    Refused,
     RelayedOutputs,
+    RequestGranted,
+    RequestRefused,
     ReserveTokens,
-    Snapshot,
-    TakeSnapshot,
+    TakeMetricsSnapshot,
     ToApiProcess,
     WithdrawRequest,
 )
@@ -157,7 +157,7 @@ class ApiLink:
                 self._end_request(message)
             case WithdrawRequest():
                 self._registry.key_ledger.limiter.return_request(message.tenant)
-            case Snapshot():
+            case MetricsSnapshot():
                 self._take_snapshot(message)
 
     def _answer_message(self, request_id: int, tenant: Tenant, work: Callable[[], None]) -> None:
@@ -173,7 +173,9 @@ class ApiLink:
         states: KeyLimitStates | None = None
         if tenant.limits != NO_LIMITS:
             states = self._registry.key_ledger.limiter.states_of(tenant)
-        self.send(Granted(request_id, states) if refusal is None else Refused(request_id, refusal, states))
+        self.send(
+            RequestGranted(request_id, states) if refusal is None else RequestRefused(request_id, refusal, states)
+        )
 
     def _open_account(self, order: OpenAccount) -> None:
         """Raises RateLimited."""
@@ -264,13 +266,13 @@ class ApiLink:
         """Ask the process for its metrics, and wait a limited time for them."""
         number = next(self._snapshot_ids)
         self._snapshots[number] = asyncio.get_running_loop().create_future()
-        self.send(TakeSnapshot(number))
+        self.send(TakeMetricsSnapshot(number))
         try:
             await asyncio.wait([self._snapshots[number]], timeout=SNAPSHOT_SECONDS)
         finally:
             del self._snapshots[number]
 
-    def _take_snapshot(self, snapshot: Snapshot) -> None:
+    def _take_snapshot(self, snapshot: MetricsSnapshot) -> None:
         for model in self._registry.models:
             if (delta := snapshot.models.get(model.name)) is not None:
                 model.metrics.add_delta(delta)

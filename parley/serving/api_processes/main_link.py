@@ -19,11 +19,11 @@ from parley.serving.api_processes.messages import (
     EngineMessage,
     FailOpen,
     FromApiProcess,
-    Granted,
+    MetricsSnapshot,
     OpenAccount,
-    Refused,
+    RequestGranted,
+    RequestRefused,
     ReserveTokens,
-    Snapshot,
     WithdrawRequest,
 )
 from parley.serving.api_processes.relayed_engine import RelayedMessage
@@ -54,7 +54,9 @@ class MainLink:
     def __init__(self, send: Callable[[FromApiProcess], None]):
         self.send = send
         self._request_ids = count()
-        self._questions: dict[int, asyncio.Future[Granted | Refused]] = {}  # open ones, by the id of their request
+        self._questions: dict[
+            int, asyncio.Future[RequestGranted | RequestRefused]
+        ] = {}  # open ones, by the id of their request
         self.generations: dict[int, Generation] = {}  # the open ones, by the id of their request
         self.main_hangs = False
 
@@ -66,11 +68,11 @@ class MainLink:
         """Send a message for a model's engine."""
         self.send(EngineMessage(model, message))
 
-    async def ask_main(self, question: OpenAccount | AdmitRequest | ReserveTokens) -> Granted | Refused:
+    async def ask_main(self, question: OpenAccount | AdmitRequest | ReserveTokens) -> RequestGranted | RequestRefused:
         """Ask a question about a request, and return the answer. Raises NotReady."""
         if self.main_hangs:
             raise main_hangs_error()
-        answer: asyncio.Future[Granted | Refused] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[RequestGranted | RequestRefused] = asyncio.get_running_loop().create_future()
         self._questions[question.id] = answer
         self.send(question)
         try:
@@ -78,7 +80,7 @@ class MainLink:
         finally:
             del self._questions[question.id]
 
-    def take_answer(self, answer: Granted | Refused) -> None:
+    def take_answer(self, answer: RequestGranted | RequestRefused) -> None:
         """Pass an answer to the request that asked, unless that has ended meanwhile."""
         question = self._questions.get(answer.id)
         if question is not None and not question.done():
@@ -108,7 +110,7 @@ class MainLink:
     def send_snapshot(self, registry: ModelRegistry, question_id: int = -1) -> None:
         """Send the metrics since the last snapshot."""
         self.send(
-            Snapshot(
+            MetricsSnapshot(
                 question_id,
                 {model.name: model.metrics.take_delta() for model in registry.models},
                 registry.http_requests.take_delta(),
@@ -137,7 +139,7 @@ class RelayedAccount(RequestAccount):
         self._is_open = True
         answer = await self._link.ask_main(question)
         self._states = answer.states
-        if isinstance(answer, Refused):
+        if isinstance(answer, RequestRefused):
             raise restore_error(answer.error)
 
     async def reserve_tokens(self, prompt_tokens: int, output_tokens: int | None) -> None:

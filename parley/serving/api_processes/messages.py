@@ -75,7 +75,7 @@ class EngineMessage(msgspec.Struct, tag="engine_message", array_like=True):
     message: SubmitRequest | CancelRequest | FinishBeamSearch
 
 
-class Snapshot(msgspec.Struct, tag="snapshot", array_like=True):
+class MetricsSnapshot(msgspec.Struct, tag="snapshot", array_like=True):
     """The metrics of an API process since the last snapshot, those of models by their main names. ``id``: of the
     question; -1 without one. ``responses``: by status; ``progress``: how far its open requests are, by id."""
 
@@ -87,7 +87,14 @@ class Snapshot(msgspec.Struct, tag="snapshot", array_like=True):
 
 
 FromApiProcess = (
-    ProcessReady | OpenAccount | AdmitRequest | ReserveTokens | EndRequest | WithdrawRequest | EngineMessage | Snapshot
+    ProcessReady
+    | OpenAccount
+    | AdmitRequest
+    | ReserveTokens
+    | EndRequest
+    | WithdrawRequest
+    | EngineMessage
+    | MetricsSnapshot
 )
 
 
@@ -109,15 +116,15 @@ class UseFacts(msgspec.Struct, tag="facts", array_like=True):
     facts: dict[str, ModelFacts]
 
 
-class Granted(msgspec.Struct, tag="granted", array_like=True):
+class RequestGranted(msgspec.Struct, tag="granted", array_like=True):
     """Allows the last message about request ``id``. ``states``: the limits of its key, if it has any."""
 
     id: int
     states: KeyLimitStates | None = None
 
 
-class Refused(msgspec.Struct, tag="refused", array_like=True):
-    """Refuses the last message about request ``id``. ``states``: as in ``Granted``."""
+class RequestRefused(msgspec.Struct, tag="refused", array_like=True):
+    """Refuses the last message about request ``id``. ``states``: as in ``RequestGranted``."""
 
     id: int
     error: RelayedError
@@ -148,8 +155,8 @@ class FailOpen(msgspec.Struct, tag="fail_open", array_like=True):
     error: RelayedError
 
 
-class TakeSnapshot(msgspec.Struct, tag="take_snapshot", array_like=True):
-    """Send a Snapshot with this ``id``."""
+class TakeMetricsSnapshot(msgspec.Struct, tag="take_snapshot", array_like=True):
+    """Send a MetricsSnapshot with this ``id``."""
 
     id: int
 
@@ -170,12 +177,12 @@ ToApiProcess = (
     UsePlan
     | UseOptions
     | UseFacts
-    | Granted
-    | Refused
+    | RequestGranted
+    | RequestRefused
     | RelayedOutputs
     | CancelOpen
     | FailOpen
-    | TakeSnapshot
+    | TakeMetricsSnapshot
     | MainBeat
     | AnnounceShutdown
     | EndProcess

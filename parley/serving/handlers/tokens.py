@@ -13,7 +13,7 @@ import msgspec
 
 from parley.dialects.admin_requests import DetokenizeRequest, TokenizeRequest, TokenizeResult
 from parley.dialects.route import Route, model_in_body
-from parley.errors import Invalid, NotFound
+from parley.errors import InvalidValue, NotFound
 from parley.serving.handlers.visible_models import allowed_model
 from parley.serving.keys.scopes import check_key_name
 from parley.serving.media.request_media import prompt_media
@@ -133,12 +133,12 @@ async def handle_detokenize(registry: ModelRegistry, route: Route, exchange: Exc
 
 
 def _decode_texts(tokenizer: Tokenizer, detokenize_request: DetokenizeRequest) -> list[str]:
-    """Return the text of each list of ids. Raises Invalid for an unknown id, unless those are ignored."""
+    """Return the text of each list of ids. Raises InvalidValue for an unknown id, unless those are ignored."""
     vocabulary, texts = tokenizer.vocab_size, []
     for ids in (detokenize_request.token_ids, *detokenize_request.further_ids):
         known_ids = [token_id for token_id in ids if token_id < vocabulary]
         if len(known_ids) < len(ids) and not detokenize_request.ignore_unknown:
-            raise Invalid(f"Token id {max(ids)} is not in the vocabulary of {vocabulary} tokens.", field="tokens")
+            raise InvalidValue(f"Token id {max(ids)} is not in the vocabulary of {vocabulary} tokens.", field="tokens")
         texts.append(tokenizer.decode(known_ids, detokenize_request.skip_special))
     return texts
 

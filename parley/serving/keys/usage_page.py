@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from parley.dialects.route import Route
-from parley.errors import Invalid, NotFound, NotReady, excerpt
+from parley.errors import InvalidValue, NotFound, NotReady, excerpt
 from parley.serving.keys.usage_store import UsageStore, day_text
 from parley.serving.workers.daemon_thread import run_in_daemon_thread
 from parley.web.exchange import Exchange
@@ -28,18 +28,20 @@ NO_USAGE = "This server does not keep the usage of keys. Start it with --usage-d
 
 
 async def handle_usage(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
-    """Answer with the usage. Raises Invalid, NotFound if none is kept, NotReady if the database cannot be read."""
+    """Answer with the usage. Raises InvalidValue, NotFound if none is kept, NotReady if the database cannot be read."""
     query = exchange.scope.get("query_string", b"").decode("latin-1")
     await exchange.send_response(await render_usage(registry.usage_store, query))
 
 
 async def render_usage(store: UsageStore | None, query: str) -> bytes:
-    """Return the usage as JSON. ``query``: of the URL. Raises Invalid, NotFound, NotReady."""
+    """Return the usage as JSON. ``query``: of the URL. Raises InvalidValue, NotFound, NotReady."""
     if store is None:
         raise NotFound(NO_USAGE)
     members = {name: values[-1] for name, values in parse_qs(query, keep_blank_values=True).items()}
     if unknown := next((name for name in members if name not in MEMBERS), None):
-        raise Invalid(f"There is no parameter {excerpt(unknown)}. Known: {', '.join(MEMBERS)}.", field=unknown[:60])
+        raise InvalidValue(
+            f"There is no parameter {excerpt(unknown)}. Known: {', '.join(MEMBERS)}.", field=unknown[:60]
+        )
     now = time.time()
     start = _read_day(members, "start", day_text(now - (DEFAULT_DAYS - 1) * 86_400))
     end = _read_day(members, "end", day_text(now))
@@ -74,5 +76,5 @@ async def render_usage(store: UsageStore | None, query: str) -> bytes:
 def _read_day(members: dict[str, str], name: str, default: str) -> str:
     value = members.get(name, default)
     if not DAY.fullmatch(value):
-        raise Invalid(f"'{name}' must be a day such as 2030-01-31, but is {excerpt(value)}.", field=name)
+        raise InvalidValue(f"'{name}' must be a day such as 2030-01-31, but is {excerpt(value)}.", field=name)
     return value

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.types import ChatPrompt, Media, ProcessedMedia, Prompt, Request, TextPrompt
 
 
@@ -46,10 +46,10 @@ def _without_media(prompt: Prompt) -> Prompt:
 
 
 def check_prompt_is_whole(request: Request, token_count: int) -> None:
-    """Raise Invalid if a prompt with media would be cut: a part of an item has no meaning."""
+    """Raise InvalidValue if a prompt with media would be cut: a part of an item has no meaning."""
     most = request.max_prompt_tokens
     if most is not None and token_count > most:
-        raise Invalid(
+        raise InvalidValue(
             f"A prompt with media cannot be truncated. It has {token_count} tokens, but at most {most} are to be kept.",
             field="max_prompt_tokens",
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from parley.errors import Invalid, WrongType, excerpt
+from parley.errors import InvalidValue, WrongType, excerpt
 from parley.serving.media.data_urls import media_part
 from parley.types import MEDIA_KINDS, MediaKind
 
@@ -22,7 +22,8 @@ class SavableImage(Protocol):
 
 
 def read_media_input(value: Any, kind: MediaKind, field: str) -> dict[str, Any]:
-    """Return a path, the bytes of a file, or an image of Pillow as a part of a message. Raises Invalid, WrongType."""
+    """Return a path, the bytes of a file, or an image of Pillow as a part of a message. Raises InvalidValue,
+    WrongType."""
     if isinstance(value, str | Path):
         data = _read_file(Path(value).expanduser(), field)
     elif isinstance(value, bytes):
@@ -34,14 +35,14 @@ def read_media_input(value: Any, kind: MediaKind, field: str) -> dict[str, Any]:
     try:
         return media_part(data, kind)
     except ValueError as error:
-        raise Invalid(f"{field} cannot be used: {error}.", field=field) from None
+        raise InvalidValue(f"{field} cannot be used: {error}.", field=field) from None
 
 
 def _read_file(path: Path, field: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise Invalid(f"{field} cannot be read from {str(path)!r}: {error.strerror}.", field=field) from None
+        raise InvalidValue(f"{field} cannot be read from {str(path)!r}: {error.strerror}.", field=field) from None
 
 
 def _png_bytes(image: SavableImage) -> bytes:
@@ -52,7 +53,7 @@ def _png_bytes(image: SavableImage) -> bytes:
 
 def with_media_parts(messages: Sequence[Mapping[str, Any]], added_media: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return messages in OpenAI's form. ``added_media``: lists of media by option, to stand before the text of the last
-    message of a user. Raises Invalid, WrongType."""
+    message of a user. Raises InvalidValue, WrongType."""
     converted = [_convert_message(message, number) for number, message in enumerate(messages)]
     parts = [part for name, values in added_media.items() for part in _read_values(values, name)]
     if not parts:
@@ -64,7 +65,7 @@ def with_media_parts(messages: Sequence[Mapping[str, Any]], added_media: Mapping
             message["content"] = [*parts, *text_parts]
             return converted
     name = next(iter(added_media))
-    raise Invalid(f"{name} needs a message of a user to belong to.", field=name)
+    raise InvalidValue(f"{name} needs a message of a user to belong to.", field=name)
 
 
 def _read_values(values: Any, name: str) -> Iterator[dict[str, Any]]:

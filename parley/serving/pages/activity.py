@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from parley.dialects.route import Route
-from parley.errors import Invalid, excerpt
+from parley.errors import InvalidValue, excerpt
 from parley.serving.keys.scopes import may_use_model
 from parley.serving.model_registry import ModelRegistry
 from parley.serving.pages.activity_history import SAMPLE_FIELDS, SAMPLE_SECONDS
@@ -25,7 +25,7 @@ MAX_LISTED_REQUESTS = 500  # the oldest ones
 
 
 async def handle_activity(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
-    """Answer with the state of the server as JSON. Raises Invalid for a wrong ``since`` in the query."""
+    """Answer with the state of the server as JSON. Raises InvalidValue for a wrong ``since`` in the query."""
     start = _read_start(exchange.scope["query_string"])
     history = registry.activity_history.samples_since(start)
     requests = _list_requests(registry, exchange.tenant)
@@ -50,7 +50,9 @@ def _read_start(query: bytes) -> float:
     try:
         return float(value)
     except ValueError:
-        raise Invalid(f"since must be a time in seconds since 1970, but is {excerpt(value)}.", field="since") from None
+        raise InvalidValue(
+            f"since must be a time in seconds since 1970, but is {excerpt(value)}.", field="since"
+        ) from None
 
 
 def _sees_all(tenant: Tenant) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 from parley.child_process import python_command
-from parley.errors import Invalid, NotReady
+from parley.errors import InvalidValue, NotReady
 from parley.serving.workers.worker_pool import WorkerPool, WorkerProcess
 from parley.text.grammar.answer_compiler import may_be_any_text
 from parley.text.grammar.answer_question import (
@@ -93,7 +93,7 @@ class GrammarWorkers:
     ) -> str:
         """Return the grammar that the answer to a prompt must follow, as the engine reads it; "" if it may be any text.
 
-        Raises Invalid, NotReady.
+        Raises InvalidValue, NotReady.
         """
         if may_be_any_text(prompt, grammar):
             return ""
@@ -113,11 +113,11 @@ class GrammarWorkers:
         return await asyncio.wrap_future(job)
 
 
-def refusal_error(refused: AnswerRefused, field: str) -> Invalid:
+def refusal_error(refused: AnswerRefused, field: str) -> InvalidValue:
     """Return the error of a refusal. ``field``: the request's member that is refused unless the refusal names one."""
     if refused.field is None:
-        return Invalid(f"{field} cannot be followed: {refused.reason}.", field=field)
-    return Invalid(refused.reason, field=refused.field)
+        return InvalidValue(f"{field} cannot be enforced: {refused.reason}.", field=field)
+    return InvalidValue(refused.reason, field=refused.field)
 
 
 GRAMMAR_WORKERS = GrammarWorkers()

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Collection
 from hashlib import sha256
 
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.text.grammar import answer_grammar
 from parley.text.grammar.answer_question import AnswerCompiled, AnswerRefused, find_answered_chat
 from parley.text.grammar.compiler import CACHE_BYTES, GrammarCompiler, GrammarVocabulary
@@ -28,7 +28,7 @@ class AnswerCompiler:
     def compile_answer(self, prompt: Prompt | None, grammar: Grammar | None) -> str:
         """Compile the requested format and the tools to the grammar that the engine reads; "" if the answer is free.
 
-        Takes up to seconds. Raises Invalid.
+        Takes up to seconds. Raises InvalidValue.
         """
         find_or_compile = self.grammar_compiler.find_or_compile
         chat = find_answered_chat(prompt)
@@ -37,7 +37,7 @@ class AnswerCompiler:
         try:
             full_grammar = self._compose_grammar(chat, grammar)
             return find_or_compile(full_grammar) if full_grammar is not None else ""
-        except Invalid:
+        except InvalidValue:
             loose = answer_grammar.unenforced_tools(chat, find_or_compile) if chat is not None else None
             if not loose:
                 raise

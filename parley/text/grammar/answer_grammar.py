@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.text.grammar.custom_lark import write_custom_lark
 from parley.text.grammar.grammar_refused import GrammarRefused
 from parley.text.grammar.lark import LarkWriter
@@ -122,8 +122,8 @@ def _call_inner(lark: str, inner: Grammar) -> Grammar:
 def unenforced_tools(chat: ChatPrompt, compile_grammar: Callable[[Grammar], str]) -> frozenset[str]:
     """Return the names of tools whose schemas are not enforced because they cannot be compiled.
 
-    If all can, the tools are too many together, and the result is every tool that is not strict. Raises Invalid if a
-    strict tool cannot be compiled.
+    If all can, the tools are too many together, and the result is every tool that is not strict. Raises InvalidValue if
+    a strict tool cannot be compiled.
     """
     unsupported = set()
     callable_names = set(map(_tool_name, callable_tools(chat)))
@@ -133,12 +133,12 @@ def unenforced_tools(chat: ChatPrompt, compile_grammar: Callable[[Grammar], str]
         if _tool_name(tool) not in callable_names or not isinstance(parameters, dict):
             continue
         if time.thread_time() - began > COMPILE_SECONDS:
-            raise Invalid("tools cannot be followed: it takes too long to prepare them.", field="tools")
+            raise InvalidValue("tools cannot be enforced: it takes too long to prepare them.", field="tools")
         try:
             field = chat.schema_fields.get(_tool_name(tool), "tools")
             _check_custom_grammars(parameters, field)
             compile_grammar(Grammar("json", _object_schema(parameters), field=field))
-        except Invalid:
+        except InvalidValue:
             if _is_strict(tool):
                 raise
             unsupported.add(_tool_name(tool))
@@ -146,16 +146,16 @@ def unenforced_tools(chat: ChatPrompt, compile_grammar: Callable[[Grammar], str]
 
 
 def _check_custom_grammars(parameters: dict[str, Any], field: str) -> None:
-    """Raise Invalid, which names ``field``, if the grammar of a custom tool's text cannot be followed."""
+    """Raise InvalidValue, which names ``field``, if the grammar of a custom tool's text cannot be enforced."""
     members = parameters.get("properties")
     for member in members.values() if isinstance(members, dict) else ():
         if isinstance(member, dict) and CUSTOM_GRAMMAR in member:
             try:
                 write_custom_lark(member[CUSTOM_GRAMMAR], "", in_json=True)
             except GrammarRefused as reason:
-                raise Invalid(f"{field} cannot be followed: {reason}.", field=field) from None
+                raise InvalidValue(f"{field} cannot be enforced: {reason}.", field=field) from None
             except RecursionError:
-                raise Invalid(f"{field} cannot be followed: {TOO_DEEP}.", field=field) from None
+                raise InvalidValue(f"{field} cannot be enforced: {TOO_DEEP}.", field=field) from None
 
 
 def _with_schema(tool: ToolDefinition, loose: bool) -> ToolDefinition:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.text.grammar.limits import MAX_QUESTION_CHARS, TOO_DEEP
 from parley.text.parsing.markup import Markup
 from parley.types import (
@@ -71,7 +71,7 @@ class AnswerCompiled(msgspec.Struct, tag=True):
 
 
 class AnswerRefused(msgspec.Struct, tag=True):
-    """From a worker: the grammar cannot be followed.
+    """From a worker: the grammar cannot be enforced.
 
     ``field``: the member of the request that is at fault, and ``reason`` is a sentence; None: the whole grammar is, and
     ``reason`` is the end of a sentence. ``is_lasting``: it would be refused again; False: the worker was killed or
@@ -112,7 +112,8 @@ def find_answered_chat(prompt: Prompt | None) -> ChatPrompt | None:
 
 
 def encode_question(prompt: Prompt, grammar: Grammar | None) -> str:
-    """Return the question for a prompt and the grammar that its request asks for. Raises Invalid if it is too large."""
+    """Return the question for a prompt and the grammar that its request asks for. Raises InvalidValue if it is too
+    large."""
     chat = find_answered_chat(prompt)
     if chat is not None:
         chat = msgspec.structs.replace(chat, messages=[], options={})
@@ -120,10 +121,10 @@ def encode_question(prompt: Prompt, grammar: Grammar | None) -> str:
     try:
         question = json.dumps([_pack_value(chat), _pack_value(grammar)])
     except RecursionError:
-        raise Invalid(f"{field} cannot be followed: {TOO_DEEP}.", field=field) from None
+        raise InvalidValue(f"{field} cannot be enforced: {TOO_DEEP}.", field=field) from None
     if len(question) > MAX_QUESTION_CHARS:
-        raise Invalid(
-            f"{field} cannot be followed: it has {len(question)} characters, and at most {MAX_QUESTION_CHARS} are "
+        raise InvalidValue(
+            f"{field} cannot be enforced: it has {len(question)} characters, and at most {MAX_QUESTION_CHARS} are "
             "allowed.",
             field=field,
         )

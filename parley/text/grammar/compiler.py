@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import llguidance
 import msgspec
 
-from parley.errors import Invalid, excerpt
+from parley.errors import InvalidValue, excerpt
 from parley.text.grammar import gbnf, lexemes
 from parley.text.grammar.grammar_refused import GrammarRefused
 from parley.text.grammar.lark import LarkWriter, quote_lark
@@ -113,14 +113,14 @@ class GrammarCompiler:
         self._lock = threading.Lock()
 
     def find_compiled(self, grammar: Grammar) -> str | None:
-        """Return the cached text, or None if there is none. Raises Invalid if the grammar was refused before."""
+        """Return the cached text, or None if there is none. Raises InvalidValue if the grammar was refused before."""
         result = self.cached_result(_grammar_key(grammar))
         if isinstance(result, GrammarRefused):
             raise _invalid_grammar(grammar, result)
         return result
 
     def compile_grammar(self, grammar: Grammar) -> str:
-        """Return the engine's text of a grammar. Takes up to seconds. Raises Invalid."""
+        """Return the engine's text of a grammar. Takes up to seconds. Raises InvalidValue."""
         key = _grammar_key(grammar)
         began = time.thread_time()
         try:
@@ -157,7 +157,7 @@ class GrammarCompiler:
                 self._cached_bytes -= len(evicted_key) + len(str(evicted))
 
     def find_or_compile(self, grammar: Grammar) -> str:
-        """Return the cached text, or compile it now. Raises Invalid."""
+        """Return the cached text, or compile it now. Raises InvalidValue."""
         compiled = self.find_compiled(grammar)
         return self.compile_grammar(grammar) if compiled is None else compiled
 
@@ -326,8 +326,8 @@ def _check_token_ids(grammar: Grammar, vocab_size: int) -> None:
             raise GrammarRefused("it names a token that is not in the vocabulary")
 
 
-def _invalid_grammar(grammar: Grammar, reason: GrammarRefused | str) -> Invalid:
-    return Invalid(f"{grammar.field} cannot be followed: {reason}.", field=grammar.field)
+def _invalid_grammar(grammar: Grammar, reason: GrammarRefused | str) -> InvalidValue:
+    return InvalidValue(f"{grammar.field} cannot be enforced: {reason}.", field=grammar.field)
 
 
 def _explain_error(error: str) -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.text.grammar.lark import LarkWriter
 from parley.text.grammar.schemas.argument_rules import ArgumentRules
 from parley.text.parsing.markup import Markup
@@ -38,13 +38,14 @@ def tool_calls_grammar(
     ``required``: the answer is a call of one of the tools (only ``only``, if given) whose arguments follow its schema;
     with ``parallel``, one or more calls. Otherwise the answer is free text, but text that begins like a call has to be
     one: a call of an existing tool whose arguments are an object, and follow the schema if the tool is ``strict``.
-    ``lark`` writes the model's marks. Raises Invalid if the model's family has no tool calls, or there is no such tool.
+    ``lark`` writes the model's marks. Raises InvalidValue if the model's family has no tool calls, or there is no such
+    tool.
     """
     if not markup.call_forms:
-        raise Invalid("The model has no form of tool calls that is supported.", field="tools")
+        raise InvalidValue("The model has no form of tool calls that is supported.", field="tools")
     functions = [function for function in map(_tool_function, tools) if only is None or function["name"] == only]
     if not functions:
-        raise Invalid("tool_choice names a function that is not among the tools.", field="tool_choice")
+        raise InvalidValue("tool_choice names a function that is not among the tools.", field="tool_choice")
     form = markup.call_forms[0]
     rules = ArgumentRules(form, lark)
     calls = " | ".join(

@@ -28,7 +28,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from parley.errors import BadRequest, Invalid, excerpt
+from parley.errors import BadRequest, InvalidValue, excerpt
 from parley.interrupt import NotBrief, brief_end, stop_if_not_brief
 from parley.text.parsing.content_parts import PromptMarks, text_of_parts
 from parley.text.parsing.history import format_history, later_system_as_user
@@ -262,7 +262,7 @@ class ChatTemplate:
         ``add_special_tokens=False``.
 
         ``hide_tokens`` changes the texts of clients before the template sees them. Raises BadRequest if there is no
-        template or it refuses the conversation, Invalid for a reserved option, NotBrief.
+        template or it refuses the conversation, InvalidValue for a reserved option, NotBrief.
         """
         try:
             return self._render_turns(chat, hide_tokens)
@@ -355,7 +355,7 @@ class ChatTemplate:
             is_taken = name in RESERVED_VARIABLES or name in self._names or name in self._environment.globals
             if is_taken or not name.isidentifier() or name.startswith("_"):
                 reason = "that name is reserved" if name.isidentifier() else "that is not the name of a variable"
-                raise Invalid(
+                raise InvalidValue(
                     f"chat_template_kwargs cannot set {excerpt(name)}: {reason}.", field="chat_template_kwargs"
                 )
         return chat.options

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.interrupt import stop_if_abandoned
 
 PIECE_SIZE = 1 << 18  # characters of a piece, which takes 40 MB; shorter texts are encoded at once
@@ -41,7 +41,7 @@ class Piece:
 
 
 def encode_pieces(encode: Encode, text: str) -> Iterator[tuple[Piece, slice]]:
-    """Yield pieces of a text, and which of their tokens to take. Raises Invalid, Abandoned."""
+    """Yield pieces of a text, and which of their tokens to take. Raises InvalidValue, Abandoned."""
     piece, first = encode_piece(encode, text, 0, PIECE_SIZE), 0
     while piece.end < len(text):
         if not piece.ids or piece.span(len(piece.ids) - 1)[1] <= piece.end - OVERLAP:  # blanks without tokens follow
@@ -61,10 +61,10 @@ def encode_pieces(encode: Encode, text: str) -> Iterator[tuple[Piece, slice]]:
 
 
 def encode_piece(encode: Encode, text: str, start: int, size: int) -> Piece:
-    """Encode ``size`` characters of a text. Raises Invalid if they are too many, Abandoned."""
+    """Encode ``size`` characters of a text. Raises InvalidValue if they are too many, Abandoned."""
     stop_if_abandoned()
     if size > MAX_PIECE_LENGTH:
-        raise Invalid(
+        raise InvalidValue(
             f"The text has {MAX_PIECE_LENGTH} characters in a row without a place where it can be divided into tokens.",
             field="prompt",
         )

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import tokenizers
 
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.text.tokens import long_text
 
 Spans = list[tuple[int, int]]
@@ -24,7 +24,7 @@ class TextEncoder:
 
         Takes some seconds per million characters. Other threads run meanwhile, and a long text is abandoned if no
         caller waits for the result. With ``stop_after``, a long text may be encoded only until there are more tokens
-        than that. Raises Invalid for a long text without any place to divide it, and for a text that the tokenizer
+        than that. Raises InvalidValue for a long text without any place to divide it, and for a text that the tokenizer
         cannot encode.
         """
         if len(text) > long_text.PIECE_SIZE:
@@ -90,13 +90,13 @@ class TextEncoder:
 
 
 def refuse_panic(error: BaseException) -> BaseException:
-    """Return Invalid for a panic of the library, which is no Exception; return other errors as they are.
+    """Return InvalidValue for a panic of the library, which is no Exception; return other errors as they are.
 
     The library panics where a regular expression of the tokenizer would need too many attempts for a text.
     """
     if type(error).__name__ != "PanicException":
         return error
-    return Invalid("The tokenizer of the model cannot encode this text.", field="prompt")
+    return InvalidValue("The tokenizer of the model cannot encode this text.", field="prompt")
 
 
 def replace_surrogates(text: str) -> str:

@@ -31,7 +31,7 @@ const ICONS = {
   trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
   download: "M12 4v11m-5-5l5 5 5-5M5 20h14",
   upload: "M12 16V5m-5 5l5-5 5 5M5 20h14",
-  picture: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15.5 9.5h.01",
+  image: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15.5 9.5h.01",
   theme: "M12 4a8 8 0 1 0 0 16zM12 4a8 8 0 0 1 0 16",
   key: "M14 10a4 4 0 1 0-3.5 4L12 15.5h2v2h2v2h3v-3z",
   send: "M5 12h13M12 6l6 6-6 6",

@@ -22,7 +22,7 @@ export function describeChat(conversation, pane, api) {
     system: speaks.turns || speaks.system ? conversation.system.trim() : "",
     messages,
     prompt: lastUser?.text ?? "",
-    pictures: lastUser?.pictures ?? [],
+    images: lastUser?.images ?? [],
     parameters,
     nested,
     stream: Boolean(speaks.stream && conversation.stream),

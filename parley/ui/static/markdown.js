@@ -1,5 +1,5 @@
 // A safe subset of Markdown, built as elements: paragraphs, headings, lists, quotes, tables, code, emphasis and links.
-// HTML within it stays text. Links open only http, https and mailto addresses; pictures become links.
+// HTML within it stays text. Links open only http, https and mailto addresses; images become links.
 
 import { make } from "./dom.js";
 

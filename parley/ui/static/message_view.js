@@ -19,8 +19,8 @@ export function renderMessage(message, actions = {}) {
 
 function fillOther(body, message) {
   if (message.role === "tool") body.append(make("div", { class: "label" }, `Result of ${message.name}`));
-  for (const [number, url] of (message.pictures ?? []).entries())
-    body.append(make("img", { src: url, alt: `Picture ${number + 1}`, class: "picture" }));
+  for (const [number, url] of (message.images ?? []).entries())
+    body.append(make("img", { src: url, alt: `Image ${number + 1}`, class: "image" }));
   body.append(make("div", { class: "plain" }, message.text));
 }
 

@@ -26,8 +26,18 @@ async function run(mode, work) {
 /** Return all conversations, the newest first. */
 export async function loadConversations() {
   const all = await run("readonly", (table) => table.getAll());
+  all.forEach(renameOldMembers);
   return all.sort((one, other) => other.changed - one.changed);
 }
 
 export const saveConversation = (conversation) => run("readwrite", (table) => table.put(structuredClone(conversation)));
 export const deleteConversation = (id) => run("readwrite", (table) => table.delete(id));
+
+/** Give a conversation that an earlier version saved the present names: the images of a message were ``pictures``. */
+function renameOldMembers(conversation) {
+  for (const message of conversation.panes.flatMap((pane) => pane.messages)) {
+    if (!message.pictures) continue;
+    message.images = message.pictures;
+    delete message.pictures;
+  }
+}

@@ -79,7 +79,7 @@ def run_host(descriptor: int) -> None:
     settings = wire.receive_frame(sock, msgspec.msgpack.Decoder(VLLMSettings))
     if settings is None:
         return
-    loading = Loading(sock)
+    loading = LoadingReporter(sock)
     tree_log = TreeLog(loading.report_stage, loading.beat)
     tree_log.take_over_output()
     loading.report_stage("importing vLLM", 0.0)
@@ -95,13 +95,13 @@ def run_host(descriptor: int) -> None:
     try:
         import uvloop
 
-        uvloop.run(Host(llm, settings, tree_log).serve(sock))
+        uvloop.run(VLLMHost(llm, settings, tree_log).serve(sock))
     except Exception:
         log.exception("the host of vLLM failed")
     end_group()
 
 
-class Loading:
+class LoadingReporter:
     """Sends the messages of a host while it loads, from two threads."""
 
     def __init__(self, sock: socket.socket):
@@ -159,7 +159,7 @@ def end_group() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-class Host:
+class VLLMHost:
     """Applies the messages of the API process to vLLM, and sends its outputs."""
 
     def __init__(self, llm: AsyncLLM, settings: VLLMSettings, tree_log: TreeLog):

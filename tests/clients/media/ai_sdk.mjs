@@ -1,4 +1,4 @@
-// The AI SDK with its provider for compatible servers: pictures as bytes and files. Arguments: HOST:PORT VISION SPEECH.
+// The AI SDK with its provider for compatible servers: images as bytes and files. Arguments: HOST:PORT VISION SPEECH.
 import assert from "node:assert";
 import { readFileSync } from "node:fs";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
@@ -9,8 +9,8 @@ const { files, question, tokens, answers } = JSON.parse(readFileSync(process.env
 const model = createOpenAICompatible({ name: "parley", baseURL: `http://${address}/v1` })(vision);
 const text = { type: "text", text: question };
 const parts = {
-  chat: { type: "image", image: readFileSync(files.picture) }, // the SDK finds out that it is a JPEG
-  other: { type: "file", data: readFileSync(files.other_picture), mediaType: "image/png" },
+  chat: { type: "image", image: readFileSync(files.image) }, // the SDK finds out that it is a JPEG
+  other: { type: "file", data: readFileSync(files.other_image), mediaType: "image/png" },
 };
 
 for (const [name, part] of Object.entries(parts)) {

@@ -1,4 +1,4 @@
-"""Databricks' clients (SDK, OpenAI's, MLflow's, LangChain's): pictures in chats. Arguments: HOST:PORT VISION SPEECH."""
+"""Databricks' clients (SDK, OpenAI's, MLflow's, LangChain's): images in chats. Arguments: HOST:PORT VISION SPEECH."""
 
 import os
 import sys
@@ -10,13 +10,13 @@ from databricks_openai import DatabricksOpenAI
 from mlflow.deployments import get_deploy_client
 
 address, vision, speech = sys.argv[1:]
-PICTURE = question_about(image_part("picture"))
+IMAGE = question_about(image_part("image"))
 VIDEO = question_about({"type": "video_url", "video_url": {"url": data_url("video")}})
 GREEDY = {"temperature": 0, "max_tokens": TOKENS}
 
 
 def check_openai_client(client):
-    for name, messages in (("chat", PICTURE), ("video", VIDEO)):
+    for name, messages in (("chat", IMAGE), ("video", VIDEO)):
         options = {"model": vision, "messages": messages, **GREEDY}
         check_answer(name, client.chat.completions.create(**options).choices[0].message.content)
         chunks = client.chat.completions.create(**options, stream=True)
@@ -27,14 +27,14 @@ os.environ["DATABRICKS_TOKEN"] = "none"
 for surface in ("", "/databricks"):
     host = os.environ["DATABRICKS_HOST"] = f"http://{address}{surface}"
     workspace = WorkspaceClient(host=host, token="none")
-    asked = [ChatMessage(role=ChatMessageRole.USER, content=PICTURE[0]["content"])]
+    asked = [ChatMessage(role=ChatMessageRole.USER, content=IMAGE[0]["content"])]
     answer = workspace.serving_endpoints.query(vision, messages=asked, **GREEDY)
     check_answer("chat", answer.choices[0].message.content)
     check_openai_client(workspace.serving_endpoints.get_open_ai_client())
     check_openai_client(DatabricksOpenAI(workspace_client=workspace, max_retries=0))
 
     client = get_deploy_client("databricks")
-    inputs = {"messages": PICTURE, **GREEDY}
+    inputs = {"messages": IMAGE, **GREEDY}
     whole = client.predict(endpoint=vision, inputs=inputs)
     check_answer("chat", whole["choices"][0]["message"]["content"])
     chunks = client.predict_stream(endpoint=vision, inputs=inputs)
@@ -43,6 +43,6 @@ for surface in ("", "/databricks"):
     from databricks_langchain import ChatDatabricks  # it reads DATABRICKS_HOST when it is imported
 
     chat = ChatDatabricks(model=vision, **GREEDY)
-    check_answer("chat", chat.invoke(PICTURE).content)
-    check_answer("chat", "".join(chunk.content for chunk in chat.stream(PICTURE)))
+    check_answer("chat", chat.invoke(IMAGE).content)
+    check_answer("chat", "".join(chunk.content for chunk in chat.stream(IMAGE)))
 print("good")

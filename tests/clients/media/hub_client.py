@@ -7,7 +7,7 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import ValidationError
 
 address, vision, speech = sys.argv[1:]
-PROMPT = f"![]({data_url('picture')}){QUESTION}"
+PROMPT = f"![]({data_url('image')}){QUESTION}"
 
 for base in ("", "/tgi"):
     client = InferenceClient(model=f"http://{address}{base}")
@@ -27,8 +27,8 @@ for base in ("", "/tgi"):
 
     chat = InferenceClient(base_url=f"http://{address}{base}")
     options = {"temperature": 0, "max_tokens": TOKENS}
-    for name, picture in (("chat", "picture"), ("other", "other_picture")):
-        messages = question_about(image_part(picture))
+    for name, image in (("chat", "image"), ("other", "other_image")):
+        messages = question_about(image_part(image))
         answer = chat.chat_completion(messages, model=vision, **options)
         check_answer(name, answer.choices[0].message.content)
         chunks = chat.chat_completion(messages, model=vision, **options, stream=True)

@@ -1,4 +1,4 @@
-"""LangChain over OpenAI's API: pictures and sound, in either kind of parts. Arguments: HOST:PORT VISION SPEECH."""
+"""LangChain over OpenAI's API: images and sound, in either kind of parts. Arguments: HOST:PORT VISION SPEECH."""
 
 import sys
 
@@ -18,8 +18,8 @@ def check_model(model, name, part):
     check_answer(name, "".join(chunk.content for chunk in chat.stream(messages)))
 
 
-check_model(vision, "chat", image_part("picture"))
-check_model(vision, "chat", {"type": "image", "base64": base64_text("picture"), "mime_type": "image/jpeg"})
-check_model(vision, "other", {"type": "image", "base64": base64_text("other_picture"), "mime_type": "image/png"})
+check_model(vision, "chat", image_part("image"))
+check_model(vision, "chat", {"type": "image", "base64": base64_text("image"), "mime_type": "image/jpeg"})
+check_model(vision, "other", {"type": "image", "base64": base64_text("other_image"), "mime_type": "image/png"})
 check_model(speech, "sound", {"type": "audio", "base64": base64_text("clip"), "mime_type": "audio/wav"})
 print("good")

@@ -1,4 +1,4 @@
-"""LiteLLM: pictures, video and sound with the providers that send them. Arguments: HOST:PORT VISION SPEECH."""
+"""LiteLLM: images, video and sound with the providers that send them. Arguments: HOST:PORT VISION SPEECH."""
 
 import sys
 
@@ -18,14 +18,14 @@ def check_chat(name, model, base, part):
     check_answer(name, "".join(chunk.choices[0].delta.content or "" for chunk in chunks))
 
 
-PICTURE_CHATS = {
+IMAGE_CHATS = {
     f"hosted_vllm/{vision}": f"{url}/v1",
     f"openai/{vision}": f"{url}/v1",
     "huggingface/tgi": url,
     f"databricks/{vision}": f"{url}/serving-endpoints",
 }
-for model, base in PICTURE_CHATS.items():
-    check_chat("chat", model, base, image_part("picture"))
+for model, base in IMAGE_CHATS.items():
+    check_chat("chat", model, base, image_part("image"))
 check_chat("video", f"hosted_vllm/{vision}", f"{url}/v1", {"type": "file", "file": {"file_data": data_url("video")}})
 sound = {"type": "input_audio", "input_audio": {"data": base64_text("clip"), "format": "wav"}}
 check_chat("sound", f"openai/{speech}", f"{url}/v1", sound)

@@ -1,4 +1,4 @@
-"""LlamaIndex's OpenAILike: blocks with pictures and sound. Arguments: HOST:PORT VISION SPEECH."""
+"""LlamaIndex's OpenAILike: blocks with images and sound. Arguments: HOST:PORT VISION SPEECH."""
 
 import sys
 
@@ -25,7 +25,7 @@ def check_model(model, name, block):
     check_answer(name, "".join(part.delta or "" for part in chat.stream_chat(messages)))
 
 
-check_model(vision, "chat", ImageBlock(path=FILES["picture"]))
-check_model(vision, "other", ImageBlock(path=FILES["other_picture"]))
+check_model(vision, "chat", ImageBlock(path=FILES["image"]))
+check_model(vision, "other", ImageBlock(path=FILES["other_image"]))
 check_model(speech, "sound", AudioBlock(path=FILES["clip"], format="wav"))
 print("good")

@@ -1,4 +1,4 @@
-"""Ollama's Python client: pictures in chats and prompts, as files, bytes and base64. Takes HOST:PORT VISION SPEECH."""
+"""Ollama's Python client: images in chats and prompts, as files, bytes and base64. Takes HOST:PORT VISION SPEECH."""
 
 import sys
 
@@ -8,17 +8,17 @@ from cases import FILES, QUESTION, TOKENS, base64_text, check_answer, read_file
 address, vision, _ = sys.argv[1:]
 client = ollama.Client(host=f"http://{address}")
 options = {"temperature": 0, "num_predict": TOKENS}
-for images in ([FILES["picture"]], [read_file("picture")], [base64_text("picture")]):
+for images in ([FILES["image"]], [read_file("image")], [base64_text("image")]):
     messages = [{"role": "user", "content": QUESTION, "images": images}]
     whole = client.chat(model=vision, messages=messages, options=options).message.content
     check_answer("chat", whole)
     pieces = client.chat(model=vision, messages=messages, options=options, stream=True)
     assert "".join(piece.message.content for piece in pieces) == whole
     check_answer("chat", client.generate(model=vision, prompt=QUESTION, images=images, options=options).response)
-other = [{"role": "user", "content": QUESTION, "images": [base64_text("other_picture")]}]
+other = [{"role": "user", "content": QUESTION, "images": [base64_text("other_image")]}]
 check_answer("other", client.chat(model=vision, messages=other, options=options).message.content)
 assert "vision" in client.show(vision).capabilities
-for images in (["%%%"], [b"no picture"], [base64_text("clip")]):
+for images in (["%%%"], [b"no image"], [base64_text("clip")]):
     try:
         client.chat(model=vision, messages=[{"role": "user", "content": QUESTION, "images": images}], options=options)
     except ollama.ResponseError as error:

@@ -1,4 +1,4 @@
-// OpenAI's client for Node: pictures, video and sound in chat, transcripts. Arguments: HOST:PORT VISION SPEECH.
+// OpenAI's client for Node: images, video and sound in chat, transcripts. Arguments: HOST:PORT VISION SPEECH.
 import assert from "node:assert";
 import { createReadStream, readFileSync } from "node:fs";
 import OpenAI from "openai";
@@ -20,8 +20,8 @@ async function checkChat(name, model, part) {
 }
 
 const imagePart = (url) => ({ type: "image_url", image_url: { url } });
-await checkChat("chat", vision, imagePart(`data:image/jpeg;base64,${base64("picture")}`));
-await checkChat("other", vision, imagePart(`data:image/png;base64,${base64("other_picture")}`));
+await checkChat("chat", vision, imagePart(`data:image/jpeg;base64,${base64("image")}`));
+await checkChat("other", vision, imagePart(`data:image/png;base64,${base64("other_image")}`));
 await checkChat("video", vision, { type: "video_url", video_url: { url: `data:video/mp4;base64,${base64("video")}` } });
 await checkChat("sound", speech, { type: "input_audio", input_audio: { data: base64("clip"), format: "wav" } });
 await assert.rejects(checkChat("chat", vision, imagePart("https://example.com/sun.jpg")), (error) => {

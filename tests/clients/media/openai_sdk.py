@@ -34,9 +34,9 @@ def text_part(text):
 
 for base in ("/v1", "/openai/v1", "/vllm/v1"):
     client = openai.OpenAI(base_url=f"http://{address}{base}", api_key="none", max_retries=0)
-    check_answer("chat", ask(vision, question_about(image_part("picture"))))
-    check_answer("other", ask(vision, question_about(image_part("other_picture"))))
-    two = [text_part("Is "), image_part("picture"), text_part(" as "), image_part("other_picture"), text_part("?")]
+    check_answer("chat", ask(vision, question_about(image_part("image"))))
+    check_answer("other", ask(vision, question_about(image_part("other_image"))))
+    two = [text_part("Is "), image_part("image"), text_part(" as "), image_part("other_image"), text_part("?")]
     check_answer("two", ask(vision, [{"role": "user", "content": two}]))
     sound = {"type": "input_audio", "input_audio": {"data": base64_text("clip"), "format": "wav"}}
     check_answer("sound", ask(speech, question_about(sound)))
@@ -64,7 +64,7 @@ for base in ("/v1", "/openai/v1", "/vllm/v1"):
 
 for base in ("/v1", "/openai/v1"):
     client = openai.OpenAI(base_url=f"http://{address}{base}", api_key="none", max_retries=0)
-    question = [{"type": "input_image", "image_url": data_url("picture")}, {"type": "input_text", "text": QUESTION}]
+    question = [{"type": "input_image", "image_url": data_url("image")}, {"type": "input_text", "text": QUESTION}]
     options = {"model": vision, "input": [{"role": "user", "content": question}]}
     options |= {"temperature": 0, "max_output_tokens": TOKENS}
     check_answer("chat", client.responses.create(**options).output_text)
@@ -76,6 +76,6 @@ for base in ("/v1", "/vllm/v1"):
     video = {"type": "video_url", "video_url": {"url": data_url("video")}}
     check_answer("video", ask(vision, question_about(video)))
 client = openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0)
-file = {"type": "file", "file": {"filename": "sun.jpg", "file_data": data_url("picture")}}
+file = {"type": "file", "file": {"filename": "sun.jpg", "file_data": data_url("image")}}
 check_answer("chat", ask(vision, [{"role": "user", "content": [file, TEXT]}]))
 print("good")

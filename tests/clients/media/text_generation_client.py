@@ -7,7 +7,7 @@ from text_generation import Client
 from text_generation.errors import ValidationError
 
 address, vision, speech = sys.argv[1:]
-PROMPT = f"![]({data_url('picture')}){QUESTION}"
+PROMPT = f"![]({data_url('image')}){QUESTION}"
 
 for base in ("", "/tgi"):
     client = Client(f"http://{address}{base}")

@@ -1,4 +1,4 @@
-"""tritonclient.grpc: pictures as tensors, in calls and streams. Arguments: HOST:PORT VISION SPEECH."""
+"""tritonclient.grpc: images as tensors, in calls and streams. Arguments: HOST:PORT VISION SPEECH."""
 
 import queue
 import sys
@@ -10,7 +10,7 @@ from tritonclient.utils import InferenceServerException
 
 address, vision, speech = sys.argv[1:]
 PARAMETERS = {"max_tokens": TOKENS, "temperature": 0.0}
-FORMS = {"image": base64_text("picture"), "image_url": data_url("picture")}
+FORMS = {"image": base64_text("image"), "image_url": data_url("image")}
 
 
 def tensor(name, value, datatype):

@@ -1,4 +1,4 @@
-"""tritonclient.http: pictures as tensors, in JSON and binary. Arguments: HOST:PORT VISION SPEECH."""
+"""tritonclient.http: images as tensors, in JSON and binary. Arguments: HOST:PORT VISION SPEECH."""
 
 import sys
 
@@ -26,7 +26,7 @@ def make_inputs(name, value, *, binary=True):
 with triton.InferenceServerClient(address) as client:
     names = {tensor["name"] for tensor in client.get_model_metadata(vision)["inputs"]}
     assert {"image", "image_url"} <= names, names
-    for name, value in (("image", base64_text("picture")), ("image_url", data_url("picture"))):
+    for name, value in (("image", base64_text("image")), ("image_url", data_url("image"))):
         for binary in (True, False):
             inputs = make_inputs(name, value, binary=binary)
             for coding in (None, "gzip"):

@@ -1,8 +1,8 @@
-"""Writes two small models, a picture, a video and a clip, and what Transformers answers to them. Argument: FILE.
+"""Writes two small models, an image, a video and a clip, and what Transformers answers to them. Argument: FILE.
 
 The JSON file is what the clients in this folder read: models, files, question and answers; the rest lies beside it. One
-model reads pictures and video, the other sound. Their weights are random, so an answer has no meaning, but another
-picture or another order of the parts gives another one.
+model reads images and video, the other sound. Their weights are random, so an answer has no meaning, but another
+image or another order of the parts gives another one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from support.multimodal_models import FAMILIES, write_multimodal_model
 import parley.model.load  # noqa: F401  (before Transformers, so that torchvision can be imported)
 
 VISION_FAMILY, SPEECH_FAMILY = "qwen2_5_vl", "qwen3_asr"
-QUESTION = "What is in this picture?"
+QUESTION = "What is in this image?"
 TOKENS = 16  # the least that OpenAI's Responses API allows
 RATE = 16_000  # samples of the clip per second
 FRAMES, FRAME_RATE = 8, 4
 
 
-def draw_picture(width: int, height: int, colour: tuple[int, int, int]) -> Image.Image:
+def draw_image(width: int, height: int, colour: tuple[int, int, int]) -> Image.Image:
     """Return a sun over a field."""
     image = Image.linear_gradient("L").resize((width, height)).convert("RGB")
     pen = ImageDraw.Draw(image)
@@ -38,12 +38,12 @@ def draw_picture(width: int, height: int, colour: tuple[int, int, int]) -> Image
 
 def write_media(folder: Path) -> dict[str, str]:
     """Write the files; return their paths by name."""
-    draw_picture(160, 120, (250, 210, 60)).save(folder / "sun.jpg")
-    draw_picture(90, 130, (200, 30, 20)).save(folder / "dusk.png")
+    draw_image(160, 120, (250, 210, 60)).save(folder / "sun.jpg")
+    draw_image(90, 130, (200, 30, 20)).save(folder / "dusk.png")
     (folder / "clip.mp4").write_bytes(video_file(frames=FRAMES, rate=FRAME_RATE))
     tone = np.concatenate([sine_wave(0.3, RATE, hertz) for hertz in (300, 500, 800, 400)])
     (folder / "tone.wav").write_bytes(wav_file(tone[None], RATE))
-    names = {"picture": "sun.jpg", "other_picture": "dusk.png", "video": "clip.mp4", "clip": "tone.wav"}
+    names = {"image": "sun.jpg", "other_image": "dusk.png", "video": "clip.mp4", "clip": "tone.wav"}
     return {name: str(folder / file) for name, file in names.items()}
 
 
@@ -79,16 +79,16 @@ class Reference:
 
 
 def vision_answers(folder: Path, files: dict[str, str]) -> dict[str, str]:
-    """Return the answers about the pictures and the video, by the name of the request."""
+    """Return the answers about the images and the video, by the name of the request."""
     reference = Reference(folder)
-    picture, other = (Image.open(files[name]).convert("RGB") for name in ("picture", "other_picture"))
+    image, other = (Image.open(files[name]).convert("RGB") for name in ("image", "other_image"))
     chat_prompt = reference.chat_prompt
     text_prompt = FAMILIES[VISION_FAMILY].parts["image"] + QUESTION
     answers = {
-        "chat": reference.answer(chat_prompt(None, QUESTION), images=[picture]),
+        "chat": reference.answer(chat_prompt(None, QUESTION), images=[image]),
         "other": reference.answer(chat_prompt(None, QUESTION), images=[other]),
-        "two": reference.answer(chat_prompt("Is ", None, " as ", None, "?"), images=[picture, other]),
-        "text": reference.answer(text_prompt, images=[picture]),
+        "two": reference.answer(chat_prompt("Is ", None, " as ", None, "?"), images=[image, other]),
+        "text": reference.answer(text_prompt, images=[image]),
         "video": reference.answer(chat_prompt(None, QUESTION, kind="video"), **read_video(files["video"])),
     }
     assert len(set(answers.values())) == len(answers), answers

@@ -31,7 +31,7 @@ LIMITS = DecodingLimits(pixels=1_000_000, seconds=10)
 
 
 @pytest.mark.parametrize("name", IMAGE_FILES)
-def test_survives_damaged_pictures(name: str):
+def test_survives_damaged_images(name: str):
     rng = random.Random(name)
     for _ in range(TRIES):
         with contextlib.suppress(UnusableMedia, MemoryError):

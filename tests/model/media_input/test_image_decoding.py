@@ -1,11 +1,11 @@
-"""Pictures are decoded as people see them, whatever their format; damaged, huge and foreign files are refused."""
+"""Images are decoded as people see them, whatever their format; damaged, huge and foreign files are refused."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from PIL import Image
-from support.media_files import IMAGE_FILES, image_file, picture_array, png_header
+from support.media_files import IMAGE_FILES, image_array, image_file, png_header
 
 from parley.model.media_input.images import decode_image, shrink_image
 from parley.model.media_input.unusable import UnusableMedia
@@ -28,29 +28,29 @@ def test_reads_each_format(name: str):
     decoded = decode(IMAGE_FILES[name])
     assert decoded.shape == (30, 40, 3)
     if name not in ("JPEG", "GIF"):  # which lose something
-        assert np.array_equal(decoded, picture_array())
+        assert np.array_equal(decoded, image_array())
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 1), (1, 3), (300, 1), (1, 300)])
 def test_reads_images_of_odd_sizes(size: tuple[int, int]):
-    picture = picture_array(*size)
-    assert np.array_equal(decode(image_file(picture)), picture)
+    image = image_array(*size)
+    assert np.array_equal(decode(image_file(image)), image)
 
 
-def test_reads_grey_pictures_of_8_and_16_bits():
-    grey = picture_array()[:, :, 0]
+def test_reads_grey_images_of_8_and_16_bits():
+    grey = image_array()[:, :, 0]
     deep = grey.astype(np.uint16) * 256 + 77
     for data in (image_file(grey), image_file(deep)):
         assert np.array_equal(decode(data), np.repeat(grey[:, :, None], 3, axis=2))
 
 
 def test_reads_palettes_and_cmyk():
-    palette = Image.fromarray(picture_array()).quantize(16)
+    palette = Image.fromarray(image_array()).quantize(16)
     assert np.array_equal(decode(image_file(palette)), np.asarray(palette.convert("RGB")))
-    assert decode(image_file(Image.fromarray(picture_array()).convert("CMYK"), "JPEG")).shape == (30, 40, 3)
+    assert decode(image_file(Image.fromarray(image_array()).convert("CMYK"), "JPEG")).shape == (30, 40, 3)
 
 
-def test_puts_transparent_pictures_on_white():
+def test_puts_transparent_images_on_white():
     clear = np.zeros((2, 2, 4), np.uint8)
     clear[0, 0] = (200, 0, 0, 255)
     clear[0, 1] = (0, 0, 0, 128)
@@ -65,16 +65,16 @@ def test_puts_transparent_pictures_on_white():
     assert (decode(image_file(palette, transparency=palette.getpixel((0, 1)))) == 255).any()
 
 
-def test_turns_pictures_as_their_exif_data_says():
+def test_turns_images_as_their_exif_data_says():
     exif = Image.Exif()
     exif[0x0112] = 6  # turn right
-    picture = picture_array()
-    assert np.array_equal(decode(image_file(picture, exif=exif)), np.rot90(picture, -1))
+    image = image_array()
+    assert np.array_equal(decode(image_file(image, exif=exif)), np.rot90(image, -1))
 
 
 def test_reads_images_with_broken_exif_data():
-    picture = picture_array()
-    assert np.array_equal(decode(image_file(picture, exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x12\x01")), picture)
+    image = image_array()
+    assert np.array_equal(decode(image_file(image, exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x12\x01")), image)
 
 
 @pytest.mark.parametrize("name", ["GIF", "WEBP", "PNG"])
@@ -92,10 +92,8 @@ def test_checks_the_size_before_it_decodes():
     black = image_file(Image.new("1", (14_000, 14_000)))
     assert len(black) < 100_000
     assert refusal(black).reason == "too_many_pixels"
-    assert (
-        refusal(image_file(picture_array(10, 11)), 109).predicate == "has 10 x 11 pixels, and at most 109 are allowed"
-    )
-    assert decode_image(image_file(picture_array(10, 11)), 110).size == (10, 11)
+    assert refusal(image_file(image_array(10, 11)), 109).predicate == "has 10 x 11 pixels, and at most 109 are allowed"
+    assert decode_image(image_file(image_array(10, 11)), 110).size == (10, 11)
 
 
 @pytest.mark.parametrize(
@@ -103,10 +101,10 @@ def test_checks_the_size_before_it_decodes():
     [
         b"",
         b"<svg xmlns='http://www.w3.org/2000/svg'/>",
-        image_file(picture_array(), "TIFF"),
-        image_file(picture_array(), "JPEG2000"),
-        image_file(picture_array(), "ICO"),
-        image_file(picture_array(), "PPM"),
+        image_file(image_array(), "TIFF"),
+        image_file(image_array(), "JPEG2000"),
+        image_file(image_array(), "ICO"),
+        image_file(image_array(), "PPM"),
         b"%!PS-Adobe-3.0 EPSF-3.0\n",
     ],
     ids=["empty", "svg", "tiff", "jpeg2000", "ico", "ppm", "eps"],
@@ -123,7 +121,7 @@ def test_refuses_files_that_were_cut_off(name: str):
     assert error.predicate == "is damaged and cannot be decoded"  # none of Pillow's words
 
 
-def test_shrinks_large_pictures_for_low_detail():
+def test_shrinks_large_images_for_low_detail():
     assert shrink_image(Image.new("RGB", (1024, 100))).size == (512, 50)
     assert shrink_image(Image.new("RGB", (3000, 1))).size == (512, 1)
     assert shrink_image(Image.new("RGB", (20, 10))).size == (20, 10)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load
-from support.media_files import image_file, picture_array, sine_wave, video_file, wav_file
+from support.media_files import image_array, image_file, sine_wave, video_file, wav_file
 from support.multimodal_models import (
     FAMILIES,
     SAMPLED_FAMILIES,
@@ -28,7 +28,7 @@ from parley.text.media_family import read_media_family
 from parley.text.tokens.json_files import read_json_object
 
 BUDGET = MemoryBudget(1 << 30)
-PICTURE = image_file(picture_array(90, 60))
+IMAGE = image_file(image_array(90, 60))
 RATE = 16_000
 REFUSE_NARROW = (
     "qwen", "glm", "exaone", "video_llama", "paddleocr", "hyperclovax", "lfm2_vl", "lfm3_vl", "lighton_ocr", "pixtral",
@@ -119,11 +119,11 @@ def check_same(result: MediaProcessed | MediaRefused, tensors: dict[str, torch.T
 
 
 @pytest.mark.parametrize("family", families_with("image"))
-def test_has_the_processors_features_of_a_picture(family: str):
-    result, tensors = process(jobs_of(family), "image", PICTURE)
-    picture = Image.fromarray(picture_array(90, 60))
+def test_has_the_processors_features_of_an_image(family: str):
+    result, tensors = process(jobs_of(family), "image", IMAGE)
+    image = Image.fromarray(image_array(90, 60))
     nested = family in ("gemma3", "idefics3", "smolvlm")
-    arguments = {"images": [[picture]] if nested else [picture]}
+    arguments = {"images": [[image]] if nested else [image]}
     check_same(result, tensors, expected_tensors(family, arguments, prompt_mark(family, "image")))
 
 
@@ -196,7 +196,7 @@ def test_features_of_granite_speech_are_those_of_torchaudio():
 
 
 def test_describes_grids_and_steps_of_rope():
-    result, _ = process(jobs_of("qwen2_vl"), "image", PICTURE)
+    result, _ = process(jobs_of("qwen2_vl"), "image", IMAGE)
     assert isinstance(result, MediaProcessed)
     assert (result.item.grids, result.item.frame_steps) == ([(1, 2, 3)], [1.0])
     video = video_file(frames=8, rate=2)
@@ -207,10 +207,10 @@ def test_describes_grids_and_steps_of_rope():
     result, _ = process(jobs_of("qwen3_vl"), "video", video)
     assert isinstance(result, MediaProcessed)
     assert result.item.grids == [(1, 2, 2)] * 4  # text with the time stands between the frames
-    result, _ = process(jobs_of("llava"), "image", PICTURE)
+    result, _ = process(jobs_of("llava"), "image", IMAGE)
     assert isinstance(result, MediaProcessed)
     assert (result.item.grids, result.item.sees_both_ways) == ([], False)
-    result, _ = process(jobs_of("gemma3"), "image", PICTURE)
+    result, _ = process(jobs_of("gemma3"), "image", IMAGE)
     assert isinstance(result, MediaProcessed)
     assert result.item.sees_both_ways
 
@@ -232,34 +232,34 @@ def test_samples_videos_as_the_processor_does_or_as_the_request_says():
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 1), (1, 3), (300, 1)])
 @pytest.mark.parametrize("family", families_with("image"))
-def test_accepts_or_refuses_pictures_of_odd_sizes(family: str, size: tuple[int, int]):
-    result, _ = process(jobs_of(family), "image", image_file(picture_array(*size)))
-    # Some processors refuse narrow pictures; Mistral's encoder needs two embeddings, and 300 x 1 would have none.
-    # Idefics2's cuts each picture into four.
+def test_accepts_or_refuses_images_of_odd_sizes(family: str, size: tuple[int, int]):
+    result, _ = process(jobs_of(family), "image", image_file(image_array(*size)))
+    # Some processors refuse narrow images; Mistral's encoder needs two embeddings, and 300 x 1 would have none.
+    # Idefics2's cuts each image into four.
     is_refused = family in ("mistral3", "idefics2") or (family.startswith(REFUSE_NARROW) and size == (300, 1))
     assert isinstance(result, MediaRefused) == is_refused
     if isinstance(result, MediaRefused):
         assert result.reason == "refused_by_model"
 
 
-def digest(data: bytes = PICTURE, family: str = "qwen2_vl", kind: str = "image", **fields: Any) -> bytes:
+def digest(data: bytes = IMAGE, family: str = "qwen2_vl", kind: str = "image", **fields: Any) -> bytes:
     result, _ = process(jobs_of(family), kind, data, **fields)
     assert isinstance(result, MediaProcessed), result
     return result.item.digest
 
 
 def test_digests_are_equal_for_equal_files_and_options():
-    encoded = base64.b64encode(PICTURE)
+    encoded = base64.b64encode(IMAGE)
     assert digest() == digest() == digest(encoded, form="base64")
     assert load_jobs(multimodal_folder("qwen2_vl"))._fingerprint == jobs_of("qwen2_vl")._fingerprint
 
 
 def test_digests_differ_by_everything_that_changes_a_result():
-    video, frames = video_file(), base64.b64encode(image_file(picture_array(), "JPEG"))
+    video, frames = video_file(), base64.b64encode(image_file(image_array(), "JPEG"))
     one, two = {"form": "base64_frames"}, {"form": "base64_frames", "loading_options": {"fps": 2}}
     digests = [
         digest(),
-        digest(image_file(picture_array(60, 90))),
+        digest(image_file(image_array(60, 90))),
         digest(is_small=True),
         digest(processor_options={"max_pixels": 28 * 28 * 4}),
         digest(family="qwen2_5_vl"),
@@ -274,18 +274,18 @@ def test_digests_differ_by_everything_that_changes_a_result():
 
 def test_forgets_the_options_of_earlier_items():
     jobs = jobs_of("qwen2_vl")
-    before, tensors = process(jobs, "image", PICTURE)
-    smaller, _ = process(jobs, "image", PICTURE, processor_options={"min_pixels": 784, "max_pixels": 1568})
+    before, tensors = process(jobs, "image", IMAGE)
+    smaller, _ = process(jobs, "image", IMAGE, processor_options={"min_pixels": 784, "max_pixels": 1568})
     assert isinstance(before, MediaProcessed)
     assert isinstance(smaller, MediaProcessed)
     assert smaller.item.embedding_count < before.item.embedding_count
-    after, tensors_after = process(jobs, "image", PICTURE)
+    after, tensors_after = process(jobs, "image", IMAGE)
     assert after == before
     assert all(torch.equal(tensors[name], tensors_after[name]) for name in tensors)
 
 
-def test_shrinks_a_picture_for_low_detail():
-    result, tensors = process(jobs_of("llava_next"), "image", image_file(picture_array(1024, 512)), is_small=True)
+def test_shrinks_an_image_for_low_detail():
+    result, tensors = process(jobs_of("llava_next"), "image", image_file(image_array(1024, 512)), is_small=True)
     assert isinstance(result, MediaProcessed)
     assert tensors["image_sizes"].tolist() == [[256, 512]]
 
@@ -307,7 +307,7 @@ def test_shrinks_a_picture_for_low_detail():
     ],
 )
 def test_refuses_options_that_it_does_not_know(kind: str, fields: dict[str, Any], reason: str):
-    data = {"image": PICTURE, "video": video_file(), "audio": wav_file(sine_wave(1, RATE)[None], RATE)}[kind]
+    data = {"image": IMAGE, "video": video_file(), "audio": wav_file(sine_wave(1, RATE)[None], RATE)}[kind]
     result, _ = process(jobs_of("qwen2_vl"), kind, data, **fields)
     assert isinstance(result, MediaRefused)
     assert result.reason == reason
@@ -333,11 +333,11 @@ def test_clips_of_gemma_3n_may_have_30_seconds():
 
 
 @pytest.mark.parametrize("kind", ["image", "video"])
-def test_refuses_pictures_with_more_patches_in_a_row_than_the_encoder_has_positions(tmp_path: Path, kind: str):
+def test_refuses_images_with_more_patches_in_a_row_than_the_encoder_has_positions(tmp_path: Path, kind: str):
     folder = write_multimodal_model(tmp_path / "gemma4", "gemma4", vision={"position_embedding_size": 64})
     jobs = load_jobs(folder)
     narrow, wide = {
-        "image": (image_file(picture_array(400, 2)), PICTURE),
+        "image": (image_file(image_array(400, 2)), IMAGE),
         "video": (video_file(width=400, height=2, frames=2), video_file(frames=2)),
     }[kind]
     result, _ = process(jobs, kind, narrow)

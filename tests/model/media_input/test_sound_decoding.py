@@ -7,8 +7,8 @@ import pytest
 from support.media_files import (
     SOUND_FORMATS,
     VIDEO_FORMATS,
+    image_array,
     image_file,
-    picture_array,
     sine_wave,
     sound_file,
     video_file,
@@ -84,10 +84,10 @@ SDP = b"v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=x\r\nc=IN IP4 127.0.0.1\r\nt=0 0\r\
         SDP,
         b"ffconcat version 1.0\nfile /etc/passwd\n",
         b"#EXTM3U\n#EXTINF:1,\nhttp://127.0.0.1/a.ts\n",
-        image_file(picture_array()),
+        image_file(image_array()),
         video_file(**VIDEO_FORMATS["avi"]),
     ],
-    ids=["empty", "sdp", "concat", "playlist", "picture", "avi"],
+    ids=["empty", "sdp", "concat", "playlist", "image", "avi"],
 )
 def test_refuses_other_formats(data: bytes):
     assert refusal(data).reason == "unknown_format"

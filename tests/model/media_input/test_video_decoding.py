@@ -10,8 +10,8 @@ import pytest
 from support.media_files import (
     IMAGE_FILES,
     VIDEO_FORMATS,
+    image_array,
     image_file,
-    picture_array,
     sine_wave,
     sound_file,
     video_file,
@@ -92,7 +92,7 @@ def test_keeps_smaller_frames_where_all_would_take_too_much_memory():
     assert video.frames.shape == (20, 24, 32, 3)
 
 
-def test_refuses_sound_without_pictures():
+def test_refuses_sound_without_images():
     assert refusal(sound_file("mp4", "aac", sine_wave(1, 48_000)[None], 48_000)).predicate == "has no images"
 
 
@@ -109,12 +109,10 @@ def test_refuses_codecs_that_are_not_listed():
 
 
 def frame_text(count: int = 3, width: int = 8) -> str:
-    return ",".join(
-        base64.b64encode(image_file(picture_array(width, 8, seed), "JPEG")).decode() for seed in range(count)
-    )
+    return ",".join(base64.b64encode(image_file(image_array(width, 8, seed), "JPEG")).decode() for seed in range(count))
 
 
-def test_reads_a_video_of_single_pictures():
+def test_reads_a_video_of_single_images():
     video = decode_frames(frame_text(), None, LIMITS)
     assert video.frames.shape == (3, 8, 8, 3)
     assert (video.indices, video.clock.rate, video.clock.seconds) == ([0, 1, 2], 1, 3)
@@ -132,7 +130,7 @@ def test_reads_a_video_of_single_pictures():
     ],
     ids=["commas", "four", "empty", "no base64", "sizes"],
 )
-def test_refuses_other_lists_of_pictures(text: str, reason: str):
+def test_refuses_other_lists_of_images(text: str, reason: str):
     with pytest.raises(UnusableMedia) as caught:
         decode_frames(text, None, DecodingLimits(frames=3))
     assert caught.value.reason == reason

@@ -20,7 +20,7 @@ FIELD = "messages[0].content[0].image_url.url"
 def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "media"
     (folder / "deep" / "er").mkdir(parents=True)
-    (folder / "a.png").write_bytes(b"picture")
+    (folder / "a.png").write_bytes(b"image")
     (folder / "deep" / "er" / "ü b%20.png").write_bytes(b"deeper")
     (tmp_path / "secret").write_bytes(b"secret")
     (tmp_path / "media-other").mkdir()
@@ -46,14 +46,14 @@ def refusal(folder: Path | None, path: object, limit: int = 100) -> BadMedia:
 
 
 def test_reads_a_file_of_the_folder(folder: Path):
-    assert read(folder, folder / "a.png") == b"picture"
-    assert read(Path(f"{folder}/"), f"/{folder}//./a.png") == b"picture"
-    assert read(folder, f"file://{folder}/a.png") == b"picture"
-    assert read(folder, f"file:{folder}/a.png") == b"picture"
-    assert read(folder, f"FILE://localhost{folder}/a.png") == b"picture"
+    assert read(folder, folder / "a.png") == b"image"
+    assert read(Path(f"{folder}/"), f"/{folder}//./a.png") == b"image"
+    assert read(folder, f"file://{folder}/a.png") == b"image"
+    assert read(folder, f"file:{folder}/a.png") == b"image"
+    assert read(folder, f"FILE://localhost{folder}/a.png") == b"image"
     assert read(folder, folder / "deep/er/ü b%20.png") == b"deeper"
     assert read(folder, f"file://{folder}/deep/er/%C3%BC%20b%2520.png") == b"deeper"
-    assert read(Path("/"), folder / "a.png") == b"picture"
+    assert read(Path("/"), folder / "a.png") == b"image"
 
 
 def test_reads_an_empty_file_and_one_at_the_limit(folder: Path):
@@ -112,7 +112,7 @@ def test_follows_no_symbolic_link_below_the_folder(folder: Path):
 def test_the_folder_itself_may_be_a_symbolic_link(folder: Path):
     link = folder.parent / "link"
     link.symlink_to(folder)
-    assert read(link, link / "a.png") == b"picture"
+    assert read(link, link / "a.png") == b"image"
 
 
 def test_opens_no_pipe_socket_device_or_folder(folder: Path):
@@ -149,7 +149,7 @@ def test_a_folder_that_is_swapped_for_a_link_is_not_followed(folder: Path):
     (outside / "b.png").write_bytes(b"secret")
     swapped, link = folder / "swapped", folder / "link"
     swapped.mkdir()
-    (swapped / "b.png").write_bytes(b"picture")
+    (swapped / "b.png").write_bytes(b"image")
     link.symlink_to(outside)
     ended = threading.Event()
 
@@ -172,4 +172,4 @@ def test_a_folder_that_is_swapped_for_a_link_is_not_followed(folder: Path):
     finally:
         ended.set()
         thread.join()
-    assert contents <= {b"picture", "not_found"}
+    assert contents <= {b"image", "not_found"}

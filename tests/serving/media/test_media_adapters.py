@@ -8,7 +8,7 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from support.media_answers import make_picture
+from support.media_answers import make_image
 from support.multimodal_models import load_processor, load_whole_model, multimodal_folder
 
 from parley.llm import LLM, Answer
@@ -21,7 +21,7 @@ QUESTION = "what is this"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A Phi-4-multimodal with an adapter for pictures, of more than the highest rank that is allowed by default."""
+    """A Phi-4-multimodal with an adapter for images, of more than the highest rank that is allowed by default."""
     target = tmp_path_factory.mktemp("phi4") / "phi4"
     shutil.copytree(multimodal_folder("phi4_multimodal"), target)
     torch.manual_seed(0)
@@ -48,7 +48,7 @@ def transformers_answer(folder: Path, images: list, adapter: str) -> list[int]:
     return output[0, inputs["input_ids"].shape[1] :].tolist()
 
 
-def test_prompts_with_pictures_use_the_adapter_in_the_folder_and_texts_do_not(folder: Path, monkeypatch):
+def test_prompts_with_images_use_the_adapter_in_the_folder_and_texts_do_not(folder: Path, monkeypatch):
     with LLM(str(folder), dtype="float32", kv_memory=1 << 26) as llm:
         assert list(llm.model.adapters) == ["phi4-vision-lora"]
         count = torch.get_num_threads()
@@ -61,9 +61,9 @@ def test_prompts_with_pictures_use_the_adapter_in_the_folder_and_texts_do_not(fo
         monkeypatch.setattr(llm.model.media_workers, "process_media", process_here)
         message = [{"role": "user", "content": QUESTION}]
         options = {"temperature": 0, "max_tokens": 8, "logprobs": True}
-        seen, read = (llm.chat(message, images=images, **options) for images in ([make_picture(1)], []))
-    assert token_ids(seen) == transformers_answer(folder, [make_picture(1)], "vision-lora")
-    assert token_ids(seen) != transformers_answer(folder, [make_picture(1)], "")
+        seen, read = (llm.chat(message, images=images, **options) for images in ([make_image(1)], []))
+    assert token_ids(seen) == transformers_answer(folder, [make_image(1)], "vision-lora")
+    assert token_ids(seen) != transformers_answer(folder, [make_image(1)], "")
     assert token_ids(read) == transformers_answer(folder, [], "")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support.media_files import image_file, picture_array, png_header, sine_wave, sound_file, video_file, wav_file
+from support.media_files import image_array, image_file, png_header, sine_wave, sound_file, video_file, wav_file
 from support.multimodal_models import multimodal_folder
 
 from parley.errors import BadMedia
@@ -30,8 +30,8 @@ from parley.types import EncodedMedia, Media
 
 SDP = b"v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=x\r\nc=IN IP4 127.0.0.1\r\nt=0 0\r\nm=audio 5004 RTP/AVP 0\r\n"
 CONCAT = b"ffconcat version 1.0\nfile /etc/passwd\n"
-PICTURE = image_file(picture_array(90, 60))
-JPEG = base64.b64encode(image_file(picture_array(8, 8), "JPEG")).decode()
+IMAGE = image_file(image_array(90, 60))
+JPEG = base64.b64encode(image_file(image_array(8, 8), "JPEG")).decode()
 # What must not be in an error: addresses in memory, paths, names of libraries, classes and files.
 LEAK = re.compile(r"0x[0-9a-f]|/proc|/etc|/usr|/work|\.py|PIL|BytesIO|ffmpeg|av\.|Errno|Traceback|torch", re.IGNORECASE)
 
@@ -63,25 +63,25 @@ ATTACKS: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
         {},
         "unknown_format",
     ),
-    "jpeg 2000": ("image", image_file(picture_array(), "JPEG2000"), {}, "unknown_format"),
+    "jpeg 2000": ("image", image_file(image_array(), "JPEG2000"), {}, "unknown_format"),
     "many scans": ("image", jpeg_of_many_scans(101), {}, "too_slow"),
-    "cut png": ("image", cut(PICTURE), {}, "undecodable"),
-    "too narrow": ("image", image_file(picture_array(300, 1)), {}, "refused_by_model"),
+    "cut png": ("image", cut(IMAGE), {}, "undecodable"),
+    "too narrow": ("image", image_file(image_array(300, 1)), {}, "refused_by_model"),
     "many pixels wanted": (
         "image",
-        PICTURE,
+        IMAGE,
         {"processor_options": {"min_pixels": 10**10, "max_pixels": 10**10}},
         "too_slow",
     ),
-    "large integer": ("image", PICTURE, {"processor_options": {"max_pixels": -(10**30)}}, "refused_by_model"),
-    "other text": ("image", PICTURE, {"processor_options": {"text": ["x"]}}, "refused_by_model"),
+    "large integer": ("image", IMAGE, {"processor_options": {"max_pixels": -(10**30)}}, "refused_by_model"),
+    "other text": ("image", IMAGE, {"processor_options": {"text": ["x"]}}, "refused_by_model"),
     "deep option": (
         "image",
-        PICTURE,
+        IMAGE,
         {"processor_options": {"size": json.loads("[" * 90 + "]" * 90)}},
         "refused_by_model",
     ),
-    "odd option": ("image", PICTURE, {"processor_options": {"\ud800" * 3: 1}}, "refused_by_model"),
+    "odd option": ("image", IMAGE, {"processor_options": {"\ud800" * 3: 1}}, "refused_by_model"),
     "sdp": ("video", SDP, {}, "unknown_format"),
     "concat": ("video", CONCAT, {}, "unknown_format"),
     "sdp as mp4": ("video", b"\0\0\0\x18ftypisom" + SDP, {}, "undecodable"),
@@ -124,7 +124,7 @@ def media(kind: Any, data: bytes, **fields: Any) -> Media:
 
 
 async def digest_of(loader: MediaLoader) -> bytes:
-    lease = await loader.load_items([media("image", PICTURE)], "")
+    lease = await loader.load_items([media("image", IMAGE)], "")
     digest = lease.items[0].digest
     lease.release()
     return digest
@@ -168,7 +168,7 @@ async def test_clients_that_attack_and_leave_do_not_stop_others(workers: MediaWo
     process_ids = workers.idle_process_ids
 
     async def attack(number: int) -> None:
-        bomb = image_file(picture_array(64 + number, 64))
+        bomb = image_file(image_array(64 + number, 64))
         task = asyncio.ensure_future(loader.load_items([media("image", bomb)] * 2, "attacker"))
         await asyncio.sleep(0.002 * number)
         task.cancel()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.media_files import image_file, picture_array
+from support.media_files import image_array, image_file
 from support.multimodal_models import multimodal_folder
 
 from parley.engine.media_messages import MediaProcessed, MediaRefused, ProcessMedia
@@ -135,7 +135,7 @@ async def test_returns_the_items_in_their_order():
     assert (await loader.load_items([], "")).items == []
 
 
-async def test_does_one_job_for_the_same_picture_in_many_requests():
+async def test_does_one_job_for_the_same_image_in_many_requests():
     runner = Runner()
     loader = make_loader(runner)
     fetcher = fetcher_of(loader)
@@ -226,7 +226,7 @@ async def test_refuses_requests_while_the_media_of_others_take_all_memory():
     assert len((await loader.load_items([encoded(bytes(10_001))], "")).items) == 1  # the first was kept, but not needed
 
 
-async def test_many_small_pictures_do_not_take_all_descriptors(monkeypatch: pytest.MonkeyPatch):
+async def test_many_small_images_do_not_take_all_descriptors(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("parley.serving.media.memory_files.find_file_limit", lambda: 40)
     loader = make_loader(Runner())
     before = len(os.listdir("/proc/self/fd"))
@@ -335,11 +335,11 @@ async def test_nobody_can_change_the_features():
         os.truncate(path, 0)
 
 
-async def test_loads_pictures_with_the_processor_of_a_model():
+async def test_loads_images_with_the_processor_of_a_model():
     workers = MediaWorkers(str(multimodal_folder("qwen2_vl")))
     loader = make_loader(workers)
-    picture = encoded(image_file(picture_array(90, 60)))
-    leases = await asyncio.gather(*(loader.load_items([picture], str(owner)) for owner in range(100)))
+    image = encoded(image_file(image_array(90, 60)))
+    leases = await asyncio.gather(*(loader.load_items([image], str(owner)) for owner in range(100)))
     assert len({lease.items[0].features for lease in leases}) == 1
     item = leases[0].items[0]
     assert (item.embedding_count, item.grids, item.replacement) == (6, [(1, 2, 3)], "<|image_pad|>" * 6)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.media_files import image_file, picture_array, png_header
+from support.media_files import image_array, image_file, png_header
 from support.multimodal_models import multimodal_folder
 
 from parley.child_process import python_command
@@ -21,7 +21,7 @@ from parley.serving.media import workers as workers_module
 from parley.serving.media.memory_files import MemoryBudget, MemoryFile
 from parley.serving.media.workers import MediaWorkers
 
-PICTURE = image_file(picture_array())
+IMAGE = image_file(image_array())
 # A process that obeys certain words in the data; the others have a model's processor.
 OBEDIENT_PROCESS = """
 import os, sys, time
@@ -246,15 +246,15 @@ async def test_the_process_dies_with_its_parent():
             await asyncio.sleep(0.02)
 
 
-async def test_decodes_pictures_in_a_real_process():
+async def test_decodes_images_in_a_real_process():
     workers = MediaWorkers(str(multimodal_folder("qwen2_vl")))
     await workers.start()
     process_ids = workers.idle_process_ids
-    processed: Any = await send(workers, PICTURE)
+    processed: Any = await send(workers, IMAGE)
     assert processed.item.embedding_count == 1
     bomb: Any = await send(workers, png_header(60_000, 60_000))
     assert bomb.reason == "too_many_pixels"
-    huge: Any = await send(workers, image_file(picture_array()) + bytes(1 << 24))  # data after the picture
+    huge: Any = await send(workers, image_file(image_array()) + bytes(1 << 24))  # data after the image
     assert huge.item.embedding_count == 1
     assert workers.idle_process_ids == process_ids
     workers.close()

@@ -27,7 +27,7 @@ PROMPTS = [
 TOKENS = 6  # of an answer
 
 
-class Refused(Exception):
+class ModelRefused(Exception):
     """The folder is not served. The message is what the user reads."""
 
 
@@ -42,13 +42,13 @@ class Served(NamedTuple):
 
 
 def serve_folder(named: Path, dtype: str, **settings: Any) -> Served:
-    """Do what ``parley serve`` does with a model, then answer PROMPTS greedily. Raises Refused."""
+    """Do what ``parley serve`` does with a model, then answer PROMPTS greedily. Raises ModelRefused."""
     try:
         folder = hub.resolve_model(str(named))
         TextPipeline.from_folder(str(folder))
         runner, info = load_test_runner(folder, dtype=dtype, **settings)
     except (hub.ModelMissing, BadTokenizer, LoadError) as error:
-        raise Refused(str(error)) from None
+        raise ModelRefused(str(error)) from None
     if isinstance(runner, EncoderRunner):
         requests = [EngineRequest(str(i), prompt, 0, pooling=PoolingOptions()) for i, prompt in enumerate(PROMPTS)]
         answers, _ = serve_requests(runner, requests)

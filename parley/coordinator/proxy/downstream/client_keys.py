@@ -100,5 +100,5 @@ class ClientKeys:
             self._audit_log.record_call(client)
 
     async def usage_page(self, client: DownstreamClient) -> bytes:
-        """Return the usage of all keys as JSON. Raises Invalid, NotFound, NotReady."""
+        """Return the usage of all keys as JSON. Raises InvalidValue, NotFound, NotReady."""
         return await render_usage(self._usage_store, client.scope.get("query_string", b"").decode("latin-1"))

@@ -35,7 +35,7 @@ from parley.dialects.triton.rpc.reply import UNREADABLE_MESSAGE
 from parley.dialects.triton.rpc.status import GrpcError, grpc_error
 from parley.dialects.triton.rpc.watch import watch_health
 from parley.disagg.wire.headers import NATIVE_PREFIX
-from parley.errors import Invalid, ParleyError
+from parley.errors import InvalidValue, ParleyError
 from parley.version import __version__
 from parley.web.exchange import REQUEST_ID_PATTERN, TIMEOUT_HEADER
 from parley.web.grpc_limits import IdleCalls, grpc_server_options
@@ -260,7 +260,7 @@ def _request_headers(context: GrpcContext) -> list[tuple[bytes, bytes]]:
 async def _parse_message(kind: Any, data: bytes) -> ProtoMessage:
     try:
         return await to_thread_if_large(len(data), partial(parse_message, kind, data))
-    except Invalid as error:
+    except InvalidValue as error:
         raise grpc_error(error) from None
     except DecodeError:
         raise GrpcError(grpc.StatusCode.INTERNAL, UNREADABLE_MESSAGE) from None

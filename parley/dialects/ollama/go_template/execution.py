@@ -54,7 +54,7 @@ LOOP_EXITS = {"break": _Break, "continue": _Continue}
 
 
 def execute_template(template: GoTemplate, values: Mapping[str, Any], input_characters: int) -> str:
-    """Return the text that a template writes about values. Raises Invalid, which names the line.
+    """Return the text that a template writes about values. Raises InvalidValue, which names the line.
 
     ``input_characters``: the size of the values, which bounds the text's.
     """

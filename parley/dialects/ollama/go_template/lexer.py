@@ -6,7 +6,7 @@ import re
 from collections.abc import Generator, Iterator
 from typing import Literal, NamedTuple
 
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 
 BLANKS = " \t\r\n"
 OPENING, CLOSING = "{{", "}}"
@@ -44,15 +44,15 @@ class TemplateToken(NamedTuple):
     spaced: bool = False
 
 
-def template_error(line: int, message: str) -> Invalid:
+def template_error(line: int, message: str) -> InvalidValue:
     """Return the error about a line of a template, in the form of Go's."""
-    return Invalid(f"template: :{line}: {message}", field="template")
+    return InvalidValue(f"template: :{line}: {message}", field="template")
 
 
 def split_tokens(source: str) -> Iterator[TemplateToken]:
-    """Yield the text and the tokens of the actions of a template. Raises Invalid."""
+    """Yield the text and the tokens of the actions of a template. Raises InvalidValue."""
     if len(source) > MAX_TEMPLATE_CHARACTERS:
-        raise Invalid(f"template: it may have at most {MAX_TEMPLATE_CHARACTERS} characters", field="template")
+        raise InvalidValue(f"template: it may have at most {MAX_TEMPLATE_CHARACTERS} characters", field="template")
     position, line, trims = 0, 1, False
     while True:
         start = source.find(OPENING, position)
@@ -76,7 +76,7 @@ def split_tokens(source: str) -> Iterator[TemplateToken]:
 
 
 def _skip_comment(source: str, position: int, line: int) -> int:
-    """Return the position after a comment. Raises Invalid."""
+    """Return the position after a comment. Raises InvalidValue."""
     end = source.find("*/", position + 2)
     match = COMMENT_END.match(source, end) if end >= 0 else None
     if match is None:
@@ -85,7 +85,7 @@ def _skip_comment(source: str, position: int, line: int) -> int:
 
 
 def _split_action(source: str, position: int, line: int) -> Generator[TemplateToken, None, int]:
-    """Yield the tokens of an action up to its end, and return the position after it. Raises Invalid."""
+    """Yield the tokens of an action up to its end, and return the position after it. Raises InvalidValue."""
     while (closing := CLOSING_WORD.match(source, position)) is None:
         space = SPACE.match(source, position)
         start = space.end() if space else position

@@ -36,7 +36,7 @@ END_TOKEN = TemplateToken("close", "EOF", 0)
 
 
 def parse_template(source: str, functions: Collection[str]) -> GoTemplate:
-    """Parse a template that may call ``functions``. Raises Invalid, which names the line."""
+    """Parse a template that may call ``functions``. Raises InvalidValue, which names the line."""
     parser = _Parser(source, functions)
     nodes, _ = parser.read_nodes(ends=())
     return GoTemplate(nodes, parser.definitions)

@@ -23,7 +23,7 @@ from parley.dialects.openai.metadata import read_metadata
 from parley.dialects.openai.uploaded_files import find_file, read_expiry
 from parley.dialects.reply import Answer
 from parley.dialects.request_context import RequestContext
-from parley.errors import BadRequest, Invalid, ObjectConflict, UnknownRecord, Unsupported, excerpt
+from parley.errors import BadRequest, InvalidValue, ObjectConflict, UnknownRecord, Unsupported, excerpt
 
 __all__ = ["BATCHES_PATH", "cancel_batch", "create_batch", "list_batches", "read_batch"]
 
@@ -47,10 +47,10 @@ def create_batch(body: bytes, context: RequestContext) -> OpenAIBatch:
     metadata = read_metadata(fields)
     file = find_file(context.records, file_id, context.created)
     if file is None:
-        raise Invalid(f"Invalid 'input_file_id': there is no file {excerpt(file_id)}.", field="input_file_id")
+        raise InvalidValue(f"Invalid 'input_file_id': there is no file {excerpt(file_id)}.", field="input_file_id")
     if file["purpose"] != INPUT_PURPOSE:
         sentence = f"the purpose of the file must be '{INPUT_PURPOSE}', but is '{file['purpose']}'"
-        raise Invalid(f"Invalid 'input_file_id': {sentence}.", field="input_file_id")
+        raise InvalidValue(f"Invalid 'input_file_id': {sentence}.", field="input_file_id")
     batch: BatchObject = {
         "id": f"batch_{context.unique_id}",
         "object": "batch",
@@ -110,7 +110,7 @@ def list_batches(body: bytes, context: RequestContext) -> Answer:
     if list_query.after is not None:
         data = BATCHES.find(context.records, list_query.after)
         if data is None:
-            raise Invalid(f"Invalid 'after': there is no batch {excerpt(list_query.after)}.", field="after")
+            raise InvalidValue(f"Invalid 'after': there is no batch {excerpt(list_query.after)}.", field="after")
         before = msgspec.json.decode(data, type=BatchObject)
         after = BATCHES.record_name(before["id"], before["created_at"])
     page, has_more = BATCHES.list_page(

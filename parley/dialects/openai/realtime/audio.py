@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from parley.dialects.socket_session import ConnectionRecords
-from parley.errors import Invalid, Overloaded, TooLarge
+from parley.errors import InvalidValue, Overloaded, TooLarge
 
 SAMPLE_BYTES = 2
 MAX_AUDIO_BYTES = 25 << 20  # in a buffer: the limit of OpenAI's for files
@@ -55,7 +55,7 @@ class AudioBuffer:
         self.size = 0  # bytes
 
     def append_audio(self, text: str) -> None:
-        """Keep audio in base64. Raises Invalid, TooLarge."""
+        """Keep audio in base64. Raises InvalidValue, TooLarge."""
         data = decode_audio(text, "audio")
         if self.size + len(data) > MAX_AUDIO_BYTES:
             message = f"The audio buffer holds at most {MAX_AUDIO_BYTES} bytes; commit it first."
@@ -77,13 +77,13 @@ class AudioBuffer:
 
 
 def decode_audio(text: str, field: str) -> bytes:
-    """Return audio in base64. ``field``: its position in the message. Raises Invalid."""
+    """Return audio in base64. ``field``: its position in the message. Raises InvalidValue."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise Invalid(f"Invalid '{field}': it must be base64.", field=field) from None
+        raise InvalidValue(f"Invalid '{field}': it must be base64.", field=field) from None
     if not data:
-        raise Invalid(f"Invalid '{field}': it must not be empty.", field=field)
+        raise InvalidValue(f"Invalid '{field}': it must not be empty.", field=field)
     return data
 
 

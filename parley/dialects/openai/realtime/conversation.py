@@ -13,7 +13,7 @@ from parley.dialects.openai.labels import MAX_LABEL
 from parley.dialects.openai.realtime.audio import CommittedAudio, decode_audio, wave_file
 from parley.dialects.openai.realtime.events import new_id
 from parley.dialects.socket_session import ConnectionRecords
-from parley.errors import Invalid, Overloaded, Unsupported, excerpt
+from parley.errors import InvalidValue, Overloaded, Unsupported, excerpt
 
 MAX_ITEMS = 1024
 MAX_PARTS = 64
@@ -44,17 +44,17 @@ class Conversation:
         return sum(self._sizes.values()) + sum(audio.size for audio in tuple(self._audio.values()))
 
     def check_room(self) -> None:
-        """Check that an item may be added. Raises Invalid."""
+        """Check that an item may be added. Raises InvalidValue."""
         if len(self._order) >= MAX_ITEMS:
-            raise Invalid(f"A conversation has at most {MAX_ITEMS} items; delete one first.", field="item")
+            raise InvalidValue(f"A conversation has at most {MAX_ITEMS} items; delete one first.", field="item")
 
     def add_item(
         self, item: dict[str, Any], previous_id: str | None = None, audio: CommittedAudio | None = None
     ) -> str | None:
-        """Add an item after another, or at the end. Return the id of the item before it. Raises Invalid."""
+        """Add an item after another, or at the end. Return the id of the item before it. Raises InvalidValue."""
         self.check_room()
         if item["id"] in self._order:
-            raise Invalid(f"Item with id {excerpt(item['id'])} already exists.", field="item.id")
+            raise InvalidValue(f"Item with id {excerpt(item['id'])} already exists.", field="item.id")
         position = len(self._order)
         if previous_id is not None:
             position = 0 if previous_id == FIRST_ITEM else self._find_position(previous_id, "previous_item_id") + 1
@@ -74,7 +74,7 @@ class Conversation:
         return self._order[position - 1] if position else None
 
     def find_item(self, item_id: str) -> dict[str, Any]:
-        """Return an item. Raises Invalid, Overloaded if it was dropped."""
+        """Return an item. Raises InvalidValue, Overloaded if it was dropped."""
         self._find_position(item_id, "item_id")
         data = self._records.find_record(f"item {item_id}")
         if data is None:
@@ -83,7 +83,7 @@ class Conversation:
         return item
 
     def delete_item(self, item_id: str) -> None:
-        """Forget an item. Raises Invalid."""
+        """Forget an item. Raises InvalidValue."""
         del self._order[self._find_position(item_id, "item_id")]
         self._records.delete_record(f"item {item_id}")
         del self._sizes[item_id]
@@ -104,11 +104,11 @@ class Conversation:
             self._save_item(item)
 
     def find_with_audio(self, item_id: str) -> ItemWithAudio:
-        """Return an item, and its audio if it is committed audio. Raises Invalid, Overloaded if it was dropped."""
+        """Return an item, and its audio if it is committed audio. Raises InvalidValue, Overloaded if it was dropped."""
         return self.find_item(item_id), self._audio.get(item_id)
 
     def list_items(self) -> list[ItemWithAudio]:
-        """Return all items. Raises Overloaded if one was dropped, Invalid if one is deleted meanwhile."""
+        """Return all items. Raises Overloaded if one was dropped, InvalidValue if one is deleted meanwhile."""
         return [self.find_with_audio(item_id) for item_id in tuple(self._order)]
 
     def _save_item(self, item: dict[str, Any]) -> None:
@@ -118,7 +118,7 @@ class Conversation:
 
     def _find_position(self, item_id: str, field: str) -> int:
         if item_id not in self._order:
-            raise Invalid(f"The conversation has no item with id {excerpt(item_id)}.", field=field)
+            raise InvalidValue(f"The conversation has no item with id {excerpt(item_id)}.", field=field)
         return self._order.index(item_id)
 
 

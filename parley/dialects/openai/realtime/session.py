@@ -39,7 +39,7 @@ from parley.dialects.socket_session import (
     SocketRequest,
     SocketSession,
 )
-from parley.errors import BadRequest, Invalid, ParleyError, excerpt
+from parley.errors import BadRequest, InvalidValue, ParleyError, excerpt
 
 MIN_AUDIO_SECONDS = 0.1  # of audio that is committed
 MAX_INPUT_ITEMS = 1024
@@ -92,7 +92,7 @@ class RealtimeSession(SocketSession):
                 raise event.missing_member("type")
             if kind not in self._readers:
                 names = ", ".join(f"'{name}'" for name in self._readers)
-                raise Invalid(f"Invalid value: {excerpt(kind)}. Supported values are: {names}.", field="type")
+                raise InvalidValue(f"Invalid value: {excerpt(kind)}. Supported values are: {names}.", field="type")
             return self._readers[kind](event)
         except ParleyError as error:
             return [write_error(error, event_id)]
@@ -167,13 +167,13 @@ class RealtimeSession(SocketSession):
         settings = self._settings
         seconds = self._buffer.size / 2 / settings.rate
         if seconds < MIN_AUDIO_SECONDS:
-            raise Invalid(
+            raise InvalidValue(
                 "Error committing input audio buffer: buffer too small. Expected at least "
                 f"{MIN_AUDIO_SECONDS * 1000:.0f}ms of audio, but buffer only has {seconds * 1000:.2f}ms of audio.",
                 code="input_audio_buffer_commit_empty",
             )
         if settings.kind == "transcription" and settings.transcription is None:
-            raise Invalid("Set 'session.audio.input.transcription' before audio is committed.",
+            raise InvalidValue("Set 'session.audio.input.transcription' before audio is committed.",
                           field="session.audio.input.transcription")  # fmt: skip
         self._conversation.check_room()
         audio = self._buffer.commit_audio(settings.rate)
@@ -226,9 +226,9 @@ class RealtimeSession(SocketSession):
     def _create_response(self, event: Fields) -> EventAnswer:
         if self._active is not None:
             message = f"Conversation already has an active response in progress: {self._active.response_id}."
-            raise Invalid(message, code="conversation_already_has_active_response")
+            raise InvalidValue(message, code="conversation_already_has_active_response")
         if self._settings.kind == "transcription":
-            raise Invalid("A transcription session has no responses.", field="type")
+            raise InvalidValue("A transcription session has no responses.", field="type")
         response_options = event.object("response") or Fields({}, "response")
         check_modalities(response_options)
         if response_options.has_value("prompt"):
@@ -271,7 +271,7 @@ class RealtimeSession(SocketSession):
     def _cancel_response(self, event: Fields) -> EventAnswer:
         active, response_id = self._active, event.string("response_id", None, cap=MAX_LABEL)
         if active is None or response_id not in (None, active.response_id):
-            raise Invalid("Cancellation failed: no active response found", code="response_cancel_not_active")
+            raise InvalidValue("Cancellation failed: no active response found", code="response_cancel_not_active")
         answer = self._answer
         if answer is None or answer.request is not active:  # its request waits for the end of one that was cancelled
             answer = ResponseAnswer(active, [], self._conversation.add_output, self._end_response)

@@ -9,7 +9,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.common_members import unsupported_member_error
 from parley.dialects.openai.labels import MAX_LABEL
-from parley.errors import Invalid, Unsupported, excerpt
+from parley.errors import InvalidValue, Unsupported, excerpt
 
 SessionKind = Literal["realtime", "transcription"]
 SESSION_KINDS: tuple[SessionKind, ...] = ("realtime", "transcription")
@@ -148,5 +148,5 @@ def _read_include(session: Fields) -> bool:
     for name in session.strings("include", cap=16, total=MAX_LABEL):
         if name != LOGPROBS_INCLUDED:
             message = f"Invalid value in 'include': {excerpt(name)}. The supported value is '{LOGPROBS_INCLUDED}'."
-            raise Invalid(message, field="session.include")
+            raise InvalidValue(message, field="session.include")
     return bool(session.raw_value("include"))

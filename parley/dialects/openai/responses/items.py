@@ -22,7 +22,7 @@ from parley.dialects.openai.responses.content import ContentReader
 from parley.dialects.openai.responses.response_rules import ResponsesRules, conversation_error, unserved_error
 from parley.dialects.openai.tools import MAX_TOOLS
 from parley.dialects.request_context import RequestContext
-from parley.errors import BadRequest, Invalid, UnknownRecord, excerpt
+from parley.errors import BadRequest, InvalidValue, UnknownRecord, excerpt
 from parley.types import Message, PlacedMedia, ToolCall
 
 Item = dict[str, Any]
@@ -278,7 +278,7 @@ def encrypted_content_error(item: Fields) -> BadRequest:
     """Return the refusal of an encrypted content that this server did not make for this client."""
     path = item.member_path("encrypted_content")
     reason = "Reason: Encrypted content could not be decrypted or parsed."
-    return Invalid(f"The encrypted content of '{path}' could not be verified. {reason}", field=path,
+    return InvalidValue(f"The encrypted content of '{path}' could not be verified. {reason}", field=path,
                    code="invalid_encrypted_content")  # fmt: skip
 
 
@@ -307,7 +307,7 @@ def _unread_item(item: Fields, kind: str) -> BadRequest:
     path = item.member_path("type")
     if kind in UNSERVED_ITEMS or kind in PASSED_ITEMS or kind in ITEM_READERS:
         return unserved_error(f"Input items of type {excerpt(kind)} are not served by this server.", path)
-    return Invalid(f"Invalid value for '{path}': unsupported input item type {excerpt(kind)}.", field=path)
+    return InvalidValue(f"Invalid value for '{path}': unsupported input item type {excerpt(kind)}.", field=path)
 
 
 def _required_string(item: Fields, name: str) -> str:

@@ -15,7 +15,7 @@ from parley.dialects.openai.responses.response_rules import ResponsesRules, refu
 from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA
 from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_ALTERNATIVES
-from parley.errors import Invalid, Unsupported
+from parley.errors import InvalidValue, Unsupported
 from parley.types import Grammar
 
 SUMMARIES = ("auto", "concise", "detailed")
@@ -69,7 +69,7 @@ def check_members(body: Fields, rules: ResponsesRules) -> None:
             raise _moved_member(unknown[0])
         if unknown:
             path = body.member_path(unknown[0])
-            raise Invalid(f"Unknown parameter: '{path[:60]}'.", field=path, code="unknown_parameter")
+            raise InvalidValue(f"Unknown parameter: '{path[:60]}'.", field=path, code="unknown_parameter")
     if body.has_value("response_format"):
         raise _moved_member("response_format")
     refuse_member(body, "prompt", "Prompt templates of the server are")
@@ -156,7 +156,7 @@ def read_include(body: Fields) -> set[str]:
         path = f"{body.member_path('include')}[{number}]"
         if not isinstance(value, str) or value not in INCLUDABLE:
             names = ", ".join(f"'{name}'" for name in sorted(INCLUDABLE))
-            raise Invalid(f"Invalid value for '{path}'. Supported values are: {names}.", field=path)
+            raise InvalidValue(f"Invalid value for '{path}'. Supported values are: {names}.", field=path)
         included.add(value)
     return included
 
@@ -192,7 +192,7 @@ def read_storage(body: Fields, context: RequestContext) -> StorageMembers:
         name = "background" if in_background else "conversation"
         raise Unsupported(f"Unsupported parameter: '{name}'. This server stores no responses.", field=name)
     if previous is not None and conversation is not None:
-        raise Invalid(
+        raise InvalidValue(
             "'previous_response_id' and 'conversation' cannot be used together.",
             field="previous_response_id",
             code="mutually_exclusive_parameters",

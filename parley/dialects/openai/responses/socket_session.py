@@ -27,7 +27,7 @@ from parley.dialects.socket_session import (
     SocketSession,
 )
 from parley.dialects.sse import STREAM_END, read_event_data, split_events
-from parley.errors import BadRequest, Invalid, ParleyError, Unsupported, excerpt
+from parley.errors import BadRequest, InvalidValue, ParleyError, Unsupported, excerpt
 
 Members = dict[str, msgspec.Raw]
 CREATE, STEER = "response.create", "response.steer"
@@ -104,7 +104,7 @@ class ResponsesSession(SocketSession):
             if kind == STEER:
                 return [_refused_steering(message)]
             if kind != CREATE:
-                raise Invalid(f"Invalid value for 'type': {excerpt(kind)}. The supported value is '{CREATE}'.",
+                raise InvalidValue(f"Invalid value for 'type': {excerpt(kind)}. The supported value is '{CREATE}'.",
                               field="type")  # fmt: skip
             _check_transport_members(message)
         except ParleyError as error:
@@ -260,12 +260,13 @@ def _check_transport_members(message: Fields) -> None:
 
 
 def _read_stream_id(message: Fields) -> str:
-    """Return the stream that a message names, "" if it names none. Raises Invalid."""
+    """Return the stream that a message names, "" if it names none. Raises InvalidValue."""
     stream_id = message.raw_value("stream_id")
     if stream_id is None:
         return ""
     if not isinstance(stream_id, str) or not 1 <= len(stream_id) <= MAX_STREAM_ID:
-        raise Invalid(f"Invalid 'stream_id': must be a string of 1 to {MAX_STREAM_ID} characters.", field="stream_id",
+        raise InvalidValue(f"Invalid 'stream_id': must be a string of 1 to {MAX_STREAM_ID} characters.",
+        field="stream_id",
                       code="invalid_stream_id")  # fmt: skip
     return stream_id
 

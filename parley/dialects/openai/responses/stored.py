@@ -13,7 +13,7 @@ from parley.dialects.openai.responses.items import unknown_item_error
 from parley.dialects.openai.responses.members import StorageMembers
 from parley.dialects.records import SILENT_SECONDS, TenantRecords
 from parley.dialects.request_context import RequestContext
-from parley.errors import Invalid, UnknownRecord, excerpt
+from parley.errors import InvalidValue, UnknownRecord, excerpt
 
 Item = dict[str, Any]
 RUNNING = ("queued", "in_progress")
@@ -114,10 +114,10 @@ def load_previous(context: RequestContext, response_id: str) -> list[Item]:
     if stored is None:
         reason = "" if context.records.are_kept else " This server stores no responses."
         message = f"Previous response with id {excerpt(response_id)} not found.{reason}"
-        raise Invalid(message, field="previous_response_id", code="previous_response_not_found")
+        raise InvalidValue(message, field="previous_response_id", code="previous_response_not_found")
     if stored.is_running:
         message = f"Previous response with id {excerpt(response_id)} has not ended."
-        raise Invalid(message, field="previous_response_id")
+        raise InvalidValue(message, field="previous_response_id")
     return [*stored.input, *stored.response["output"]]
 
 

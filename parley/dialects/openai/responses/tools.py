@@ -19,7 +19,7 @@ from parley.dialects.openai.custom_tools import custom_parameters
 from parley.dialects.openai.responses.client_tools import CHOICE_ALIASES, CLIENT_TOOLS, TOOL_SEARCH, read_client_tool
 from parley.dialects.openai.responses.response_rules import ResponsesRules, unserved_error
 from parley.dialects.openai.tools import MAX_TOOLS, ToolObject
-from parley.errors import BadRequest, Invalid, excerpt
+from parley.errors import BadRequest, InvalidValue, excerpt
 
 OFFERED_TOOLS = frozenset(
     ("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "image_generation",
@@ -168,7 +168,7 @@ def _read_strict(function: Fields, name: str, parameters: dict[str, Any], rules:
         strict_mode.check_strict_schema(
             parameters, f"function '{name}'", function.member_path("parameters"), "invalid_function_parameters"
         )
-    except Invalid:
+    except InvalidValue:
         if wants_strict:
             raise
         return False

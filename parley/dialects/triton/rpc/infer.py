@@ -18,7 +18,7 @@ from parley.dialects.triton.outputs import TritonOutputs
 from parley.dialects.triton.rpc.messages import INFERENCE_SCHEMA, ProtoMessage, parameter_values
 from parley.dialects.triton.sampling import TritonRequest
 from parley.dialects.triton.tensors import TensorElement, tensor_to_bytes
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.types import Event
 
 INFER_REQUEST = INFERENCE_SCHEMA("ModelInferRequest")
@@ -79,7 +79,7 @@ def read_grpc_infer(message: ProtoMessage, context: RequestContext, *, whole: bo
     if not isinstance(
         parameters.pop(EMPTY_FINAL_PARAMETER, False), bool
     ):  # no effect: the last answer is never empty here
-        raise Invalid(f"the parameter '{EMPTY_FINAL_PARAMETER}' must be a bool_param", field=EMPTY_FINAL_PARAMETER)
+        raise InvalidValue(f"the parameter '{EMPTY_FINAL_PARAMETER}' must be a bool_param", field=EMPTY_FINAL_PARAMETER)
     model = context.path_parts["model"]
     document = {
         "id": message.id,
@@ -117,32 +117,36 @@ def _input_entries(message: ProtoMessage, model: str) -> list[dict[str, Any]]:
     entries = []
     for tensor in message.inputs:
         if any(size < 0 for size in tensor.shape):
-            raise Invalid(f"the dimensions of input {quote_name(tensor.name)} must not be negative", field=tensor.name)
+            raise InvalidValue(
+                f"the dimensions of input {quote_name(tensor.name)} must not be negative", field=tensor.name
+            )
         entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
         if "shared_memory_region" in tensor.parameters:
             entry["parameters"] = parameter_values(tensor.parameters)
         elif not message.raw_input_contents:
             entry["data"] = _typed_elements(tensor, model)
         elif tensor.HasField("contents"):
-            raise Invalid(
+            raise InvalidValue(
                 "contents field must not be specified when using raw_input_contents for "
                 f"{quote_name(tensor.name)} for model '{model}'"
             )
         elif not raw:
-            raise Invalid(f"raw_input_contents has no entry for input {quote_name(tensor.name)} for model '{model}'")
+            raise InvalidValue(
+                f"raw_input_contents has no entry for input {quote_name(tensor.name)} for model '{model}'"
+            )
         else:
             entry["parameters"] = {"binary_data_size": len(raw.pop(0))}
         entries.append(entry)
     if raw:
-        raise Invalid(f"unexpected additional input data for model '{model}'")
+        raise InvalidValue(f"unexpected additional input data for model '{model}'")
     return entries
 
 
 def _typed_elements(tensor: ProtoMessage, model: str) -> list[TensorElement]:
-    """Return the elements of a tensor whose values are in the message itself. Raises Invalid."""
+    """Return the elements of a tensor whose values are in the message itself. Raises InvalidValue."""
     member = CONTENTS_FIELDS.get(tensor.datatype, "")
     if tensor.datatype in DATATYPES and any(field.name != member for field, _ in tensor.contents.ListFields()):
-        raise Invalid(
+        raise InvalidValue(
             f"unexpected explicit tensor data for input {quote_name(tensor.name)} for model '{model}': elements of "
             f"datatype '{tensor.datatype}' belong in {member or 'raw_input_contents'}"
         )
@@ -154,4 +158,4 @@ def _decode_element(element: bytes, name: str) -> str:
     try:
         return element.decode()
     except UnicodeDecodeError as error:
-        raise Invalid(f"input {quote_name(name)} is not UTF-8 text (at byte {error.start})", field=name) from None
+        raise InvalidValue(f"input {quote_name(name)} is not UTF-8 text (at byte {error.start})", field=name) from None

@@ -10,7 +10,7 @@ import contextlib
 from typing import Any
 
 from parley.dialects.triton.rpc.messages import ProtoMessage
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 
 MAX_FIELDS = 1 << 16  # fields of a message, those of inner messages included
 MAX_NUMBERS = 1 << 21  # numbers in arrays: a prompt may be an array of token ids
@@ -23,7 +23,8 @@ _CONTINUED_BYTES = bytes(range(128, 256))  # all bytes of a number in base 128 b
 
 
 def parse_message(message_class: Any, data: bytes) -> ProtoMessage:
-    """Parse a message of this class. Raises google.protobuf's DecodeError, and Invalid if it has too many fields."""
+    """Parse a message of this class. Raises google.protobuf's DecodeError, and InvalidValue if it has too many
+    fields."""
     if len(data) > FREE_SIZE:
         with contextlib.suppress(IndexError):  # cut off: the parser reports it
             _FieldCounter(data).count_fields(message_class.DESCRIPTOR, 0, len(data))
@@ -31,7 +32,8 @@ def parse_message(message_class: Any, data: bytes) -> ProtoMessage:
 
 
 class _FieldCounter:
-    """Counts the fields of a message. Raises Invalid if there are too many, IndexError if the message is cut off."""
+    """Counts the fields of a message. Raises InvalidValue if there are too many, IndexError if the message is cut
+    off."""
 
     def __init__(self, data: bytes):
         self._data, self._fields, self._numbers = data, 0, 0
@@ -41,7 +43,7 @@ class _FieldCounter:
         while position < end:
             self._fields += 1
             if self._fields > MAX_FIELDS:
-                raise Invalid(f"The message has more than {MAX_FIELDS} fields.")
+                raise InvalidValue(f"The message has more than {MAX_FIELDS} fields.")
             key, position = self._read_number(position)
             kind = key & 7
             if kind == VARINT:
@@ -63,7 +65,7 @@ class _FieldCounter:
         elif field.type not in LENGTH_DELIMITED_TYPES:
             self._numbers += len(self._data[position:end].translate(None, _CONTINUED_BYTES))
             if self._numbers > MAX_NUMBERS:
-                raise Invalid(f"The message has more than {MAX_NUMBERS} numbers.")
+                raise InvalidValue(f"The message has more than {MAX_NUMBERS} numbers.")
 
     def _read_number(self, position: int) -> tuple[int, int]:
         """Return a number in base 128, and the position after it."""

@@ -84,7 +84,7 @@ def answer_grpc_method(body: bytes, context: RequestContext, facts: ServerFacts)
 
 
 def _parse_message(message_class: Any, body: bytes) -> ProtoMessage:
-    """Parse a message of this class. Raises UnreadableInput, Invalid."""
+    """Parse a message of this class. Raises UnreadableInput, InvalidValue."""
     try:
         return parse_message(message_class, body)
     except DecodeError:

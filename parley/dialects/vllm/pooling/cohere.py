@@ -27,7 +27,7 @@ from parley.dialects.vllm import requests
 from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.dialects.vllm.pooling.content_parts import read_content_parts
 from parley.dialects.vllm.refusal_wording import value_error
-from parley.errors import BadRequest, Invalid, ParleyError, UnknownPromptName, excerpt
+from parley.errors import BadRequest, InvalidValue, ParleyError, UnknownPromptName, excerpt
 from parley.types import ChatPrompt, Event, Message, PoolingOptions, Prompt, PromptVector, Request, TextPrompt, Usage
 
 EMBEDDING_TYPES = ("float", "base64", "binary", "ubinary")
@@ -126,7 +126,7 @@ class CohereReply(UnstreamedReply):
             return None
         supported = f"Supported values: {', '.join(error.known)}"
         reason = supported if error.known else "This model does not define any input_type task instructions."
-        return vllm_error_answer(Invalid(f"Unsupported input_type {error.name!r}. {reason}"))
+        return vllm_error_answer(InvalidValue(f"Unsupported input_type {error.name!r}. {reason}"))
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Keep the vectors of these events by text."""

@@ -13,7 +13,7 @@ from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.refusal_wording import parameter_error
 from parley.dialects.vllm.token_usage import embedding_usage
-from parley.errors import Invalid, Unsupported
+from parley.errors import InvalidValue, Unsupported
 from parley.types import PoolingTask, Usage
 
 TRUNCATION_TOO_LONG = (
@@ -38,7 +38,7 @@ def read_pooling_request(body: bytes, context: RequestContext) -> PoolingReply |
 
 
 def check_removed(body: Fields) -> None:
-    """Refuse members and tasks that the original has removed, and those that this server lacks. Raises Invalid,
+    """Refuse members and tasks that the original has removed, and those that this server lacks. Raises InvalidValue,
     Unsupported."""
     if "normalize" in body.member_names:
         raise parameter_error("Parameter `normalize` was removed; use `use_activation` instead.", "normalize")
@@ -54,7 +54,7 @@ def check_pooling(body: Fields, context: RequestContext) -> None:
     if fault is not None:
         raise fault
     if context.context_length and body.integer("truncate_prompt_tokens", -1, -1, MAX_TOKENS) > context.context_length:
-        raise Invalid(TRUNCATION_TOO_LONG)
+        raise InvalidValue(TRUNCATION_TOO_LONG)
 
 
 class VllmEmbeddingReply(embeddings.EmbeddingReply):

@@ -27,7 +27,7 @@ from parley.dialects.vllm import requests
 from parley.dialects.vllm.pooling import embeddings
 from parley.dialects.vllm.pooling.content_parts import read_content_parts
 from parley.dialects.vllm.token_usage import embedding_usage
-from parley.errors import Invalid, UnsuitableModel
+from parley.errors import InvalidValue, UnsuitableModel
 from parley.types import Event, PlacedMedia, PoolingOptions, Prompt, PromptVector, Request, TextPair, TextPrompt, Usage
 
 MEMBER_PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
@@ -93,7 +93,7 @@ class _TextPairReply(UnstreamedReply):
         embeddings.check_pooling(body, context)
         extra_members = vllm_members.read_vllm_pooling_members(body, context)
         if len(first_side) not in (1, len(second_side)):
-            raise Invalid(UNEVEN_SENTENCE)
+            raise InvalidValue(UNEVEN_SENTENCE)
         special, use_activation = body.boolean("add_special_tokens", True), body.boolean("use_activation", None)
         first_prompts, second_prompts = (
             [TextPrompt(item.text, special, max_tokens=limit, media=item.media) for item in side]
@@ -221,7 +221,7 @@ def _read_token_limit(body: Fields, name: str, context: RequestContext) -> int |
     """Return the number of tokens that each text of a side is cut to; None for 0, which means no limit."""
     limit = body.integer(name, 0, 0, MAX_TOKENS)
     if context.context_length and limit >= context.context_length:
-        raise Invalid(f"{name} ({limit}) must be less than max_model_len ({context.context_length}).")
+        raise InvalidValue(f"{name} ({limit}) must be less than max_model_len ({context.context_length}).")
     return limit or None
 
 
@@ -238,7 +238,7 @@ def _read_side(body: Fields, member: str, context: RequestContext) -> list[Score
         return _read_parts_side(body, member, context)
     try:
         texts = body.strings(member, cap=MAX_EMBEDDING_INPUTS, total=MAX_PROMPT_SIZE)
-    except Invalid as error:
+    except InvalidValue as error:
         error.field = error.field or member  # the original's sentence about an empty text does not say which
         raise
     if not texts:

@@ -20,7 +20,7 @@ from parley.dialects.sampling_members import MAX_CHOICES_PER_PROMPT, MAX_LISTED_
 from parley.dialects.vllm.chat import VllmChatReply
 from parley.dialects.vllm.completions import VllmCompletionReply
 from parley.dialects.vllm.token_usage import embedding_usage
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.types import EngineFinishReason, EngineOutput, Request, TokenScore, TokensPrompt, Usage
 
 MAX_RESPONSES = 1024
@@ -79,10 +79,12 @@ class CompletionDerendering(VllmCompletionReply, AnswerRenderer):
     def __init__(self, body: Fields, context: RequestContext):
         responses = list(body.objects("generate_responses", cap=MAX_RESPONSES))
         if not responses:
-            raise Invalid("generate_responses must not be empty", field="generate_responses")
+            raise InvalidValue("generate_responses must not be empty", field="generate_responses")
         outputs = [_read_outputs(response, context) for response in responses]
         if len({len(choices) for choices in outputs}) > 1:
-            raise Invalid("All generate_responses must have the same number of choices.", field="generate_responses")
+            raise InvalidValue(
+                "All generate_responses must have the same number of choices.", field="generate_responses"
+            )
         self.outputs = [output for choices in outputs for output in choices]
         members = {
             "prompt": [NO_PROMPT] * len(responses),
@@ -94,7 +96,7 @@ class CompletionDerendering(VllmCompletionReply, AnswerRenderer):
         mark_stop_tokens(self.outputs, self.request)
         counts = body.integers("prompt_tokens", cap=MAX_RESPONSES, low=0, high=MAX_TOKENS)
         if body.has_value("prompt_tokens") and len(counts) != len(responses):
-            raise Invalid(
+            raise InvalidValue(
                 f"prompt_tokens length ({len(counts)}) must equal generate_responses length ({len(responses)})",
                 field="prompt_tokens",
             )
@@ -184,7 +186,7 @@ def _read_prompts(body: Fields, responses: Sequence[Fields]) -> list[list[int]]:
         return [_read_prompt(response, response) for response in responses]
     if len(lists) != len(responses):
         sentence = f"prompt_token_ids length ({len(lists)}) must equal generate_responses length ({len(responses)})"
-        raise Invalid(sentence, field="prompt_token_ids")
+        raise InvalidValue(sentence, field="prompt_token_ids")
     completed = [
         response if ids is None else response.with_members({"prompt_token_ids": ids})
         for ids, response in zip(lists, responses, strict=True)
@@ -201,7 +203,7 @@ def _read_outputs(response: Fields, context: RequestContext) -> list[EngineOutpu
     outputs = [_read_output(choice, context.context_length) for choice in choices]
     outputs.sort(key=lambda output: output.index)
     if [output.index for output in outputs] != list(range(len(outputs))):
-        raise Invalid(f"The indices of choices must be 0 to {len(outputs) - 1}.", field="generate_response")
+        raise InvalidValue(f"The indices of choices must be 0 to {len(outputs) - 1}.", field="generate_response")
     return outputs
 
 
@@ -209,10 +211,10 @@ def _read_output(choice: Fields, context_length: int) -> EngineOutput:
     index = choice.integer("index", 0, 0, MAX_CHOICES_PER_PROMPT)
     token_ids = choice.integers("token_ids", cap=MAX_LISTED_IDS, low=0, high=MAX_TOKEN_ID)
     if not token_ids:
-        raise Invalid(f"choice {index} has empty or null token_ids", field="token_ids")
+        raise InvalidValue(f"choice {index} has empty or null token_ids", field="token_ids")
     if context_length and len(token_ids) > context_length:
         sentence = f"token_ids length ({len(token_ids)}) in choice {index} exceeds max_model_len ({context_length})."
-        raise Invalid(sentence, field="token_ids")
+        raise InvalidValue(sentence, field="token_ids")
     reason = FINISH_REASONS.get(choice.string("finish_reason", "stop", cap=64), "stop")
     return EngineOutput("", index, token_ids, read_scores(choice, index, len(token_ids)), reason)
 
@@ -224,13 +226,13 @@ def read_scores(choice: Fields, index: int, count: int) -> list[TokenScore] | No
         return None
     entries = list(logprobs.objects("content", cap=MAX_LISTED_IDS))
     if len(entries) != count:
-        raise Invalid(f"choice {index} has {count} tokens, but logprobs of {len(entries)}.", field="logprobs")
+        raise InvalidValue(f"choice {index} has {count} tokens, but logprobs of {len(entries)}.", field="logprobs")
     scores = []
     for entry in entries:
         listed = list(entry.objects("top_logprobs", cap=MAX_LISTED_IDS))
         if len(listed) > MAX_ALTERNATIVES:
             sentence = f"top_logprobs count ({len(listed)}) in choice {index} exceeds maximum ({MAX_ALTERNATIVES})."
-            raise Invalid(sentence, field="top_logprobs")
+            raise InvalidValue(sentence, field="top_logprobs")
         ids = [other.integer("token_id", 0, 0, MAX_TOKEN_ID) for other in listed]
         rank = entry.integer("rank", 1, 0, MAX_TOKEN_RANK)
         scores.append(TokenScore(_read_logprob(entry), rank, ids, list(map(_read_logprob, listed))))

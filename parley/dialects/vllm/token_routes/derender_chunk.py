@@ -23,7 +23,7 @@ from parley.dialects.vllm.chat import VllmChatReply
 from parley.dialects.vllm.completions import VllmCompletionReply, ordered_lists
 from parley.dialects.vllm.refusal_wording import value_error
 from parley.dialects.vllm.token_routes import derender
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.types import ChatPrompt, EngineOutput, TokenInfo, TokenScore, TokensPrompt
 
 STOP_STRINGS_SENTENCE = (
@@ -47,7 +47,7 @@ class GeneratedChunk:
         choices = list(chunk.objects("choices", cap=MAX_CHOICES_PER_PROMPT))
         if len(choices) > 1:
             sentence = f"{route_name} expects at most one choice per chunk (got {len(choices)})."
-            raise Invalid(sentence, field="generate_chunk")
+            raise InvalidValue(sentence, field="generate_chunk")
         state = body.object("stream_state") or Fields({}, "stream_state")
         self.role_sent = state.boolean("role_sent", False)
         self.own_prompt_ids = _read_ids(chunk, "prompt_token_ids")
@@ -77,7 +77,7 @@ class GeneratedChunk:
                 f"prompt_token_ids length ({prompt_length}) plus output_token_ids length ({self.earlier_count}) plus "
                 f"delta ({new_count}) exceeds max_model_len ({limit})."
             )
-            raise Invalid(sentence, field="stream_state")
+            raise InvalidValue(sentence, field="stream_state")
 
     def _earlier_outputs(self, *, scored: bool) -> list[EngineOutput]:
         outputs, start = [], 0
@@ -231,7 +231,7 @@ def _read_usage(chunk: Fields, body: Fields) -> dict[str, Any] | None:
 
 def _refuse_stop_strings(strings: Sequence[str]) -> None:
     if strings:
-        raise Invalid(STOP_STRINGS_SENTENCE)
+        raise InvalidValue(STOP_STRINGS_SENTENCE)
 
 
 def _read_choices(frames: bytes) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from parley.dialects.vllm.completions import VllmCompletionReply
 from parley.dialects.vllm.messages import VllmMessagesReply, decode_message_body
 from parley.dialects.vllm.responses import VllmResponsesReply, decode_response_body, store_error
 from parley.dialects.vllm.token_routes import sampling_params
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.types import ChatPrompt, Request
 
 STATELESS_SENTENCE = "previous_response_id is not supported by the stateless render endpoint."
@@ -127,7 +127,7 @@ class CompletionRendering(VllmCompletionReply, PromptRenderer):
 def check_renderable(request: Request, body: Fields) -> None:
     """Refuse options that the rendered request could not express. Raises BadRequest."""
     if request.beam is not None:
-        raise Invalid(BEAM_SEARCH_SENTENCE)
+        raise InvalidValue(BEAM_SEARCH_SENTENCE)
     if request.grammar is not None and request.grammar.kind == "tags":
         member = "response_format" if body.has_value("response_format") else "structured_outputs"
         raise unsupported_member_error(body, member, "A structural tag with a rendered prompt is")

@@ -25,7 +25,7 @@ from parley.dialects.openai.common_members import (
 from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.refusal_wording import parameter_error
-from parley.errors import BadRequest, Invalid
+from parley.errors import BadRequest, InvalidValue
 from parley.types import OutputOptions, Request, SamplingOptions, StopConditions
 
 DEFAULTS: dict[str, Any] = {  # defaults of members, which are left out if they have these values
@@ -80,7 +80,7 @@ def _engine_faults(params: Fields) -> Iterator[BadRequest]:
     max_tokens = params.integer("max_tokens", None, 1, MAX_TOKENS)
     yield from requests.token_faults(params, max_tokens)
     if params.has_value("stop") and params.raw_value("stop") and not params.boolean("detokenize", True):
-        yield Invalid(NO_STOP_STRINGS)
+        yield InvalidValue(NO_STOP_STRINGS)
 
 
 def read_thinking_budget(params: Fields) -> int | None:

@@ -1,5 +1,5 @@
 // Causal attention of query rows over pages of keys and values: decodes, prefill chunks, and both in one batch. Rows
-// may also attend to later tokens of their sequence, such as those of the same picture.
+// may also attend to later tokens of their sequence, such as those of the same image.
 //
 // Work is divided into units: up to UNIT_ROWS query rows (token and head) of one sequence that share a KV head. A unit
 // reads its keys in blocks of absolute positions with an online softmax (flash_attention.h). If one unit would delay

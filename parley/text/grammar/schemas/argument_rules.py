@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from parley.errors import Invalid
+from parley.errors import InvalidValue
 from parley.text.grammar.custom_lark import write_custom_lark
 from parley.text.grammar.grammar_refused import GrammarRefused
 from parley.text.grammar.lark import LarkWriter, quote_lark
@@ -41,7 +41,7 @@ ANY_RULE = """any: anytext | anyplain | "[" (any ("," any)*)? "]" | "{" (KEY ":"
 class ArgumentRules:
     """Collects the rules for one model's tool calls, each written when it is first needed.
 
-    Raises Invalid when the rules exceed MAX_GRAMMAR_CHARS: a small schema can stand for any number of rules.
+    Raises InvalidValue when the rules exceed MAX_GRAMMAR_CHARS: a small schema can stand for any number of rules.
     """
 
     def __init__(self, form: CallForm, lark: LarkWriter):
@@ -81,7 +81,7 @@ class ArgumentRules:
             text = write_custom_lark(definition, plain_end, in_json=in_json)
         except (GrammarRefused, RecursionError) as error:
             reason = error if isinstance(error, GrammarRefused) else TOO_DEEP
-            raise Invalid(f"The grammar of a tool cannot be followed: {reason}.", field="tools") from None
+            raise InvalidValue(f"The grammar of a tool cannot be enforced: {reason}.", field="tools") from None
         return self.add_rule(f"{self.add_rule(text)} {self.write_text(end[len(plain_end) :])}")
 
     def add_rule(self, body: str, option: str = "") -> str:
@@ -375,8 +375,8 @@ class ArgumentRules:
         self.lines.append(line)
         self._written_chars += len(line)
         if self._written_chars > MAX_GRAMMAR_CHARS:
-            raise Invalid(
-                f"tools cannot be followed: their grammar has more than {MAX_GRAMMAR_CHARS} characters.", field="tools"
+            raise InvalidValue(
+                f"tools cannot be enforced: their grammar has more than {MAX_GRAMMAR_CHARS} characters.", field="tools"
             )
 
 

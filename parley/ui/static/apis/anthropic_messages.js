@@ -4,7 +4,7 @@ export default {
   document: { at: "anthropic/openapi.json", path: "/v1/messages" },
   own: ["model", "messages", "system", "tools", "stream", "output_format", "output_config"],
   defaults: { max_tokens: 1024 },
-  speaks: { turns: true, tools: true, schema: true, pictures: true, stream: true },
+  speaks: { turns: true, tools: true, schema: true, images: true, stream: true },
   framing: "events",
   keyHeader: "x-api-key",
   request: (chat) => ({ path: "/v1/messages", headers: { "anthropic-version": "2023-06-01" }, body: writeBody(chat) }),
@@ -43,12 +43,12 @@ function writeMessage(message) {
     const text = message.text ? [{ type: "text", text: message.text }] : [];
     return { role: "assistant", content: [...(message.kept?.thinking ?? []), ...text, ...calls] };
   }
-  if (!message.pictures?.length) return { role: message.role, content: message.text };
-  const pictures = message.pictures.map((url) => {
+  if (!message.images?.length) return { role: message.role, content: message.text };
+  const images = message.images.map((url) => {
     const [, media_type, data] = /^data:([^;]+);base64,(.*)$/s.exec(url);
     return { type: "image", source: { type: "base64", media_type, data } };
   });
-  return { role: "user", content: [...pictures, ...(message.text ? [{ type: "text", text: message.text }] : [])] };
+  return { role: "user", content: [...images, ...(message.text ? [{ type: "text", text: message.text }] : [])] };
 }
 
 function readMessage(data, answer) {

@@ -1,6 +1,6 @@
 // The form of OpenAI's chat completions, which several APIs share: bodies, streams, tool calls, log-probabilities.
 
-/** Return messages in this form. Pictures are data URLs. */
+/** Return messages in this form. Images are data URLs. */
 export function chatMessages({ system, messages }) {
   return [...(system ? [{ role: "system", content: system }] : []), ...messages.map(chatMessage)];
 }
@@ -13,9 +13,9 @@ function chatMessage(message) {
     const tool_calls = calls.map(({ id, name, text }) => ({ id, type: "function", function: { name, arguments: text } }));
     return { role: "assistant", content: message.text || null, tool_calls };
   }
-  if (!message.pictures?.length) return { role: "user", content: message.text };
-  const pictures = message.pictures.map((url) => ({ type: "image_url", image_url: { url } }));
-  return { role: "user", content: [...pictures, ...(message.text ? [{ type: "text", text: message.text }] : [])] };
+  if (!message.images?.length) return { role: "user", content: message.text };
+  const images = message.images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return { role: "user", content: [...images, ...(message.text ? [{ type: "text", text: message.text }] : [])] };
 }
 
 /** Return the members of a body that the page writes by itself, without a model and messages. */

@@ -5,7 +5,7 @@ export default {
   title: "Databricks: serving endpoint",
   document: { at: "databricks/openapi.json", path: "/serving-endpoints/{endpoint}/invocations" },
   own: CHAT_MEMBERS,
-  speaks: { turns: true, tools: true, schema: true, pictures: true, scores: true, stream: true },
+  speaks: { turns: true, tools: true, schema: true, images: true, scores: true, stream: true },
   framing: "events",
   request: (chat) => ({
     path: `/serving-endpoints/${encodeURIComponent(chat.model)}/invocations`,

@@ -3,7 +3,7 @@
 //                     holds the sampling members)
 //   own               members that the page writes by itself
 //   defaults          members that a body needs
-//   speaks            turns (a conversation, not one prompt), system, tools, schema, pictures, scores (log-probabilities), stream
+//   speaks            turns (a conversation, not one prompt), system, tools, schema, images, scores (log-probabilities), stream
 //   framing           how a stream is cut: server-sent "events", or JSON on "lines" (also records that end with NUL)
 //   request(chat)     the path and body of a request
 //   read(data, answer, chat)   an answer, or an event of a stream, into an Answer (answer.js)

@@ -5,7 +5,7 @@ export default {
   title: "MindIE: chat completions",
   document: { at: "mindie/openapi.json", path: "/v1/chat/completions" },
   own: CHAT_MEMBERS,
-  speaks: { turns: true, tools: true, schema: true, pictures: true, scores: true, stream: true },
+  speaks: { turns: true, tools: true, schema: true, images: true, scores: true, stream: true },
   framing: "events",
   request: (chat) => ({
     path: "/mindie/v1/chat/completions",

@@ -5,7 +5,7 @@ export default {
   title: "Ollama: chat",
   document: { ...OLLAMA_OPTIONS, path: "/api/chat" },
   own: ["model", "messages", "tools", "format", "stream", "logprobs", "top_logprobs"],
-  speaks: { turns: true, tools: true, schema: true, pictures: true, scores: true, stream: true },
+  speaks: { turns: true, tools: true, schema: true, images: true, scores: true, stream: true },
   framing: "lines",
   request: (chat) => ({
     path: "/api/chat",
@@ -19,12 +19,12 @@ export default {
   read: readOllama,
 };
 
-function writeMessage({ role, text, pictures, calls, name }) {
+function writeMessage({ role, text, images, calls, name }) {
   return {
     role,
     content: text,
     ...(role === "tool" ? { tool_name: name } : {}),
-    ...(pictures?.length ? { images: pictures.map(bareData) } : {}),
+    ...(images?.length ? { images: images.map(bareData) } : {}),
     ...(calls?.length ? { tool_calls: calls.map((call) => ({ function: { name: call.name, arguments: JSON.parse(call.text || "{}") } })) } : {}),
   };
 }

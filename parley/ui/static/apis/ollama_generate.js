@@ -5,7 +5,7 @@ export default {
   title: "Ollama: generate",
   document: { ...OLLAMA_OPTIONS, path: "/api/generate" },
   own: ["model", "prompt", "system", "images", "format", "stream", "logprobs", "top_logprobs", "context"],
-  speaks: { system: true, schema: true, pictures: true, scores: true, stream: true },
+  speaks: { system: true, schema: true, images: true, scores: true, stream: true },
   framing: "lines",
   request: (chat) => ({
     path: "/api/generate",
@@ -13,7 +13,7 @@ export default {
       model: chat.model,
       prompt: chat.prompt,
       ...(chat.system ? { system: chat.system } : {}),
-      ...(chat.pictures.length ? { images: chat.pictures.map(bareData) } : {}),
+      ...(chat.images.length ? { images: chat.images.map(bareData) } : {}),
       ...ollamaOptions(chat),
     },
   }),

@@ -3,7 +3,7 @@ export default {
   title: "OpenAI: Responses",
   document: { at: "openai/openapi.json", path: "/v1/responses" },
   own: ["input", "model", "instructions", "stream", "stream_options", "store", "text", "tools", "include", "top_logprobs", "background", "background_options"],
-  speaks: { turns: true, tools: true, schema: true, pictures: true, scores: true, stream: true },
+  speaks: { turns: true, tools: true, schema: true, images: true, scores: true, stream: true },
   framing: "events",
   request: (chat) => ({ path: "/v1/responses", body: writeBody(chat) }),
   read: readResponse,
@@ -26,8 +26,8 @@ function writeBody({ model, system, messages, parameters, stream, tools, schema,
 function writeItems(message) {
   if (message.role === "tool") return [{ type: "function_call_output", call_id: message.callId, output: message.text }];
   if (message.role === "user") {
-    const pictures = (message.pictures ?? []).map((image_url) => ({ type: "input_image", image_url }));
-    return [{ role: "user", content: [...pictures, { type: "input_text", text: message.text }] }];
+    const images = (message.images ?? []).map((image_url) => ({ type: "input_image", image_url }));
+    return [{ role: "user", content: [...images, { type: "input_text", text: message.text }] }];
   }
   const calls = (message.calls ?? []).map(({ id, name, text }) => ({ type: "function_call", call_id: id, name, arguments: text }));
   return [...(message.text ? [{ role: "assistant", content: message.text }] : []), ...calls];

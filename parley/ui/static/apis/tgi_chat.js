@@ -5,7 +5,7 @@ export default {
   title: "TGI: chat completions",
   document: { at: "tgi/openapi.json", path: "/v1/chat/completions" },
   own: CHAT_MEMBERS,
-  speaks: { turns: true, tools: true, schema: true, pictures: true, scores: true, stream: true },
+  speaks: { turns: true, tools: true, schema: true, images: true, scores: true, stream: true },
   framing: "events",
   request: (chat) => ({
     path: "/tgi/v1/chat/completions",

@@ -5,7 +5,7 @@ export default {
   title: "vLLM: chat completions",
   document: { at: "vllm/openapi.json", path: "/v1/chat/completions" },
   own: CHAT_MEMBERS,
-  speaks: { turns: true, tools: true, schema: true, pictures: true, scores: true, stream: true },
+  speaks: { turns: true, tools: true, schema: true, images: true, scores: true, stream: true },
   framing: "events",
   request: (chat) => ({
     path: "/vllm/v1/chat/completions",

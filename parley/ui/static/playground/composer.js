@@ -1,12 +1,12 @@
-// The field for a message, with its pictures and buttons.
+// The field for a message, with its images and buttons.
 
 import { byId, iconButton, make } from "../dom.js";
 import { findApi } from "../apis/index.js";
 import { notify } from "../notice.js";
-import { acceptPictures } from "../pictures.js";
+import { acceptImages } from "../images.js";
 import { session } from "./session.js";
 
-let pictures = []; // data URLs, of the message that is being written
+let images = []; // data URLs, of the message that is being written
 
 /** Let the field work. ``send`` sends a text, ``stop`` ends all answers that are arriving. */
 export function connectComposer({ send, stop }) {
@@ -23,7 +23,7 @@ export function connectComposer({ send, stop }) {
     }
   });
   byId("stop").addEventListener("click", stop);
-  acceptPictures(field, byId("picture"), byId("composer"), addPictures);
+  acceptImages(field, byId("image"), byId("composer"), addImages);
 }
 
 /** Show the buttons that can be used now. */
@@ -31,22 +31,22 @@ export function showComposer() {
   const busy = session.running.size > 0;
   byId("send").hidden = busy;
   byId("stop").hidden = !busy;
-  byId("picture").hidden = !takesPictures();
+  byId("image").hidden = !takesImages();
   byId("note").textContent = findApi(session.current.api).speaks.turns ? "" : "One text: earlier turns are not sent.";
 }
 
-export const attachedPictures = () => pictures;
+export const attachedImages = () => images;
 
-/** Replace the text and the pictures of the message that is being written. */
-export function fillComposer(text, newPictures) {
-  pictures = newPictures;
+/** Replace the text and the images of the message that is being written. */
+export function fillComposer(text, newImages) {
+  images = newImages;
   byId("prompt").value = text;
   fitHeight();
-  showPictures();
+  showImages();
 }
 
-const takesPictures = () =>
-  findApi(session.current.api).speaks.pictures &&
+const takesImages = () =>
+  findApi(session.current.api).speaks.images &&
   session.current.panes.every((pane) => session.models.find((model) => model.names.includes(pane.model))?.media?.includes("image"));
 
 function fitHeight() {
@@ -55,19 +55,19 @@ function fitHeight() {
   field.style.height = `${Math.min(field.scrollHeight + 2, innerHeight * 0.4)}px`;
 }
 
-function showPictures() {
-  byId("pictures").replaceChildren(...pictures.map((url, number) => make("li", {}, make("img", { src: url, alt: `Picture ${number + 1}` }),
-    iconButton("close", `Remove picture ${number + 1}`, () => {
-      pictures = pictures.filter((each) => each !== url);
-      showPictures();
+function showImages() {
+  byId("images").replaceChildren(...images.map((url, number) => make("li", {}, make("img", { src: url, alt: `Image ${number + 1}` }),
+    iconButton("close", `Remove image ${number + 1}`, () => {
+      images = images.filter((each) => each !== url);
+      showImages();
     }))));
 }
 
-function addPictures(urls) {
-  if (!takesPictures()) {
-    notify(findApi(session.current.api).speaks.pictures ? "This model does not read pictures." : "Pictures are not sent in this API.");
+function addImages(urls) {
+  if (!takesImages()) {
+    notify(findApi(session.current.api).speaks.images ? "This model does not read images." : "Images are not sent in this API.");
     return;
   }
-  pictures = [...pictures, ...urls];
-  showPictures();
+  images = [...images, ...urls];
+  showImages();
 }

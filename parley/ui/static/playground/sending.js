@@ -4,18 +4,18 @@ import { announce, byId } from "../dom.js";
 import { findApi } from "../apis/index.js";
 import { generate } from "../generate.js";
 import { saveConversation } from "../store.js";
-import { attachedPictures, fillComposer, showComposer } from "./composer.js";
+import { attachedImages, fillComposer, showComposer } from "./composer.js";
 import { showLog, showPanes } from "./panes.js";
 import { saveCurrent, session } from "./session.js";
 
-/** Send a text with the attached pictures to the models of all panes. */
+/** Send a text with the attached images to the models of all panes. */
 export async function sendMessage(text) {
   const { current } = session;
-  const pictures = attachedPictures();
-  if (!text.trim() && !pictures.length) return;
+  const images = attachedImages();
+  if (!text.trim() && !images.length) return;
   const turn = `${Date.now()}-${Math.random()}`;
-  const message = { role: "user", text, turn, pictures };
-  if (current.title === "New conversation") current.title = text.trim().slice(0, 60) || "Picture";
+  const message = { role: "user", text, turn, images };
+  if (current.title === "New conversation") current.title = text.trim().slice(0, 60) || "Image";
   for (const pane of current.panes) pane.messages.push({ ...message });
   fillComposer("", []);
   await answerPanes(current.panes);
@@ -39,7 +39,7 @@ export function editMessage(message) {
     const at = pane.messages.findIndex((each) => each.turn === message.turn);
     if (at >= 0) pane.messages.length = at;
   }
-  fillComposer(message.text, message.pictures ?? []);
+  fillComposer(message.text, message.images ?? []);
   showPanes();
   byId("prompt").focus();
 }

@@ -1,4 +1,4 @@
-"""Tiny models of more families that read pictures, for ``multimodal_models.FAMILIES``."""
+"""Tiny models of more families that read images, for ``multimodal_models.FAMILIES``."""
 
 from typing import Any
 
@@ -127,7 +127,7 @@ def _janus(tokenizer: Any) -> Any:
     return JanusProcessor(JanusImageProcessor(size={"height": 32, "width": 32}), tokenizer, num_image_tokens=16)
 
 
-PICTURE_MODELS: dict[str, Family] = {
+IMAGE_MODELS: dict[str, Family] = {
     "aya_vision": Family(
         {"text_config": COHERE_TEXT, "vision_config": SIGLIP, "downsample_factor": 2, "tie_word_embeddings": True},
         {

@@ -1,4 +1,4 @@
-// Pictures in the web page: pasted, dropped and picked, sent in each API that takes them, and refused where none does.
+// Images in the web page: pasted, dropped and picked, sent in each API that takes them, and refused where none does.
 
 import assert from "node:assert/strict";
 import { chromium } from "playwright-core";
@@ -37,10 +37,10 @@ try {
     await page.selectOption("#api", api);
     await page.waitForSelector(`[id^="member-${api}-"]`);
     await page.selectOption(".pane-head select", reader);
-    if (!(await page.isVisible("#picture"))) continue;
+    if (!(await page.isVisible("#image"))) continue;
     await give("paste");
     await give("drop");
-    await page.waitForFunction(() => document.querySelectorAll("#pictures img").length === 2);
+    await page.waitForFunction(() => document.querySelectorAll("#images img").length === 2);
     const limit = page.locator('[id^="member-"]').filter({ visible: true });
     for (const name of ["max_tokens", "max_output_tokens", "num_predict"]) {
       const field = page.locator(`[id="member-${api}-${name}"], [id="member-${api}-${name}-in"]`).first();
@@ -50,12 +50,12 @@ try {
       }
     }
     assert.ok((await limit.count()) > 0);
-    await page.fill("#prompt", "What is in these pictures?");
+    await page.fill("#prompt", "What is in these images?");
     const [request] = await Promise.all([page.waitForRequest((each) => each.method() === "POST"), page.keyboard.press("Enter")]);
     assert.ok(request.postData().includes("iVBORw0KGgo"), api);
     await page.waitForSelector(".message.assistant:not(.streaming)", { timeout: 60_000 });
     assert.equal(await page.locator(".message .error").count(), 0, `${api}: ${await page.locator(".log").innerText()}`);
-    assert.equal(await page.locator(".message.user img.picture").count(), 2);
+    assert.equal(await page.locator(".message.user img.image").count(), 2);
     sent.push(api);
   }
   assert.ok(sent.length >= 8, sent.join(" "));
@@ -63,9 +63,33 @@ try {
     await page.click("#new");
     await page.selectOption(".pane-head select", blind.name);
     await give("paste");
-    await page.waitForFunction(() => /does not read pictures|not sent/.test(document.querySelector("#notice").textContent));
-    assert.equal(await page.locator("#pictures img").count(), 0);
+    await page.waitForFunction(() => /does not read images|not sent/.test(document.querySelector("#notice").textContent));
+    assert.equal(await page.locator("#images img").count(), 0);
   }
+
+  // A conversation that an earlier version saved has its images in ``pictures``.
+  await page.evaluate(() => new Promise((resolve, reject) => {
+    const opening = indexedDB.open("parley", 1);
+    opening.onerror = () => reject(opening.error);
+    opening.onsuccess = () => {
+      const table = opening.result.transaction("conversations", "readwrite").objectStore("conversations");
+      const reading = table.getAll();
+      reading.onsuccess = () => {
+        const saved = reading.result.find(({ panes }) => panes.some(({ messages }) => messages.some(({ images }) => images?.length)));
+        for (const message of saved.panes.flatMap(({ messages }) => messages)) {
+          if (!message.images) continue;
+          message.pictures = message.images;
+          delete message.images;
+        }
+        const writing = table.put({ ...saved, id: "earlier", title: "Earlier version", changed: Date.now() });
+        writing.onsuccess = resolve;
+        writing.onerror = () => reject(writing.error);
+      };
+    };
+  }));
+  await page.reload();
+  await page.getByText("Earlier version").first().click();
+  await page.waitForFunction(() => document.querySelectorAll(".message.user img.image").length === 2);
   assert.deepEqual(wrong, []);
   console.log("good");
 } finally {

@@ -1,9 +1,9 @@
-// Pictures by paste, drop or the file dialog, as data URLs.
+// Images by paste, drop or the file dialog, as data URLs.
 
 import { make } from "./dom.js";
 
-/** Call ``add`` with the data URLs of the pictures that the user pastes, drops or picks. */
-export function acceptPictures(field, pick, zone, add) {
+/** Call ``add`` with the data URLs of the images that the user pastes, drops or picks. */
+export function acceptImages(field, pick, zone, add) {
   const take = async (files) => {
     const found = [...files].filter((file) => file.type.startsWith("image/"));
     if (found.length) add(await Promise.all(found.map(readFile)));
