@@ -17,10 +17,16 @@ from parley.types import PoolingOptions, Prompt, TextPrompt
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
-    """Return a prompt's tokens. ``with_pieces``: also the vocabulary's own pieces; ``with_texts``: or the text of each
-    token instead; ``with_spans``: also the text that was read and the range of each token in it; ``last_tokens``: only
-    this many tokens from the end. ``further_prompts``: texts that are tokenized in the same way. ``pooling``: they are
-    texts to embed, which follow a prompt of the model's own. ``writer``: writes the answer in place of the route's."""
+    """Return a prompt's tokens.
+
+    * ``with_pieces``: also the vocabulary's own pieces.
+    * ``with_texts``: or the text of each token instead.
+    * ``with_spans``: also the text that was read and the range of each token in it.
+    * ``last_tokens``: only this many tokens from the end.
+    * ``further_prompts``: texts that are tokenized in the same way.
+    * ``pooling``: they are texts to embed, which follow a prompt of the model's own.
+    * ``writer``: writes the answer in place of the route's.
+    """
 
     model: str
     prompt: Prompt

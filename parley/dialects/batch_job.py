@@ -40,12 +40,14 @@ class BatchAnswer(NamedTuple):
 class BatchJob(ABC):
     """One batch.
 
-    ``creation_path``: the path of the route that created it, without a prefix. ``kept_headers``: headers of the
-    creating request that its requests need besides the key, also on another server. ``record_name``: the name of its
-    record; ``input_name``: the name of the record with its requests. Both records are touched while it waits and runs.
-    ``deadline``: in seconds since the epoch, as every ``now``. ``result_expiry``: seconds after which its results
-    expire; None: as other records. ``is_cancelled``: its client cancelled it before it was restored. ``begin`` and
-    ``finish`` may be called in threads, one call at a time.
+    * ``creation_path``: the path of the route that created it, without a prefix.
+    * ``kept_headers``: headers of the creating request that its requests need besides the key, also on another server.
+    * ``record_name``: the name of its record.
+    * ``input_name``: the name of the record with its requests. Both records are touched while it waits and runs.
+    * ``deadline``: in seconds since the epoch, as every ``now``.
+    * ``result_expiry``: seconds after which its results expire; None: as other records.
+    * ``is_cancelled``: its client cancelled it before it was restored.
+    * ``begin`` and ``finish`` may be called in threads, one call at a time.
 
     To let other batches run, a batch is paused with ``forget_answers``, and resumed with ``begin`` and ``add_answer``
     for every answer so far. It reads its input once.

@@ -23,13 +23,14 @@ from parley.types import (
 class ApiOptions:
     """The operator's choices for OpenAI's and vLLM's APIs, made by flags with vLLM's names.
 
-    ``max_logprobs``: the largest number of alternatives per token; -1: no limit; None: as each API has it. Without a
-    limit, or with one of at least the vocabulary's size, requests may ask for the whole vocabulary.
-    ``force_include_usage``: every chunk of every stream has its usage. ``return_tokens_as_token_ids``:
-    log-probabilities name tokens by their ids unless a request says otherwise. ``per_request_metrics``: answers with
-    one choice say where their time went. ``enable_mm_embeds``: requests may have embeddings of media that the client
-    computed. ``trust_request_mm_kwargs``: requests may set options for loading and processing media, which decide how
-    much work they are.
+    * ``max_logprobs``: the largest number of alternatives per token; -1: no limit; None: as each API has it. Without a
+      limit, or with one of at least the vocabulary's size, requests may ask for the whole vocabulary.
+    * ``force_include_usage``: every chunk of every stream has its usage.
+    * ``return_tokens_as_token_ids``: log-probabilities name tokens by their ids unless a request says otherwise.
+    * ``per_request_metrics``: answers with one choice say where their time went.
+    * ``enable_mm_embeds``: requests may have embeddings of media that the client computed.
+    * ``trust_request_mm_kwargs``: requests may set options for loading and processing media, which decide how much work
+      they are.
     """
 
     max_logprobs: int | None = None

@@ -69,10 +69,12 @@ class SocketAnswer(ABC):
 class SocketSession(ABC):
     """The messages of one connection.
 
-    ``max_lanes``: named lanes that have requests at a time. ``max_waiting``: requests of a lane that wait for the one
-    before. ``max_seconds``: how long the connection may last; requests that run by then are answered. ``max_idle``:
-    seconds without a message and without a request after which the connection ends; None: no limit. ``max_per_client``:
-    connections that one API key may have at a time; None: no limit. ``subprotocol``: that clients may ask for.
+    * ``max_lanes``: the most named lanes that have requests at a time.
+    * ``max_waiting``: the most requests of a lane that wait for the one before.
+    * ``max_seconds``: how long the connection may last; requests that run by then are answered.
+    * ``max_idle``: the connection ends after this many seconds without a message and without a request; None: no limit.
+    * ``max_per_client``: the most connections that one API key may have at a time; None: no limit.
+    * ``subprotocol``: the subprotocol that clients may ask for.
     """
 
     max_lanes: ClassVar[int]

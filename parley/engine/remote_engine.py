@@ -50,10 +50,11 @@ class EngineHung(Exception):
 class RemoteEngine(MessagePageTransfer):
     """Runs the engine as a child process. Once it has loaded its model it is restarted whenever it ends or hangs.
 
-    ``command``: starts the process; the file descriptor of its end of the socket is added as the last argument.
-    ``name``: the model's name in the log. ``close_seconds``: time that the process has to end by itself.
-    ``owns_group``: the process leads a process group of its own, whose other members end with it.
-    ``early_process``: has been started already, and becomes the first one.
+    * ``command``: starts the process; the file descriptor of its end of the socket is added as the last argument.
+    * ``name``: the model's name in the log.
+    * ``close_seconds``: seconds that the process has to end by itself.
+    * ``owns_group``: the process leads a process group of its own, whose other members end with it.
+    * ``early_process``: a process that has been started already, and becomes the first one.
     """
 
     def __init__(

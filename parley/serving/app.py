@@ -237,10 +237,12 @@ def build_route_table(
 class App:
     """The application of one port.
 
-    ``mounts``: the APIs mounted here. ``route_table``: the route table that the router was built from. ``apis``: the
-    names and prefixes of the APIs; ports with equal ``apis`` answer the same requests. ``handlers``: the function that
-    answers each kind of route. ``certified``: the port requires a client's certificate.
-    ``serves_route``: whether the port serves a route of its APIs.
+    * ``mounts``: the APIs mounted here.
+    * ``route_table``: the routes that the router was built from.
+    * ``apis``: the names and prefixes of the APIs; ports with equal ``apis`` answer the same requests.
+    * ``handlers``: the function that answers each kind of route.
+    * ``certified``: the port requires a client's certificate.
+    * ``serves_route``: whether the port serves a route of its APIs.
     """
 
     def __init__(

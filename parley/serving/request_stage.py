@@ -38,11 +38,13 @@ class RunningRequest(Protocol):
 class RequestStage:
     """Hooks of a stage, called in the order below; by default they do nothing.
 
-    ``prior_outputs``: outputs that other instances produced, whose bytes the client already has; None if the request
-    begins here. ``finishes_here``: the request finishes here; otherwise another instance continues it, which has all
-    that it needs once ``handed_over`` is True. ``cancel_id``: an id to cancel the request by. ``elapsed``: seconds that
-    it took on other instances. ``processed_media``: the request's media, by this instance or the one before; None until
-    they are known.
+    * ``prior_outputs``: outputs that other instances produced, whose bytes the client already has; None if the request
+      begins here.
+    * ``finishes_here``: the request finishes here; otherwise another instance continues it, which has all that it needs
+      once ``handed_over`` is True.
+    * ``cancel_id``: an id to cancel the request by.
+    * ``elapsed``: seconds that it took on other instances.
+    * ``processed_media``: the request's media, by this instance or the one before; None until they are known.
     """
 
     cancel_id = ""

@@ -55,13 +55,16 @@ SHARED_SEAL_SECRET = "a cluster without a secret"
 class MediaOptions:
     """Where images, videos and audio may come from, and how many and how large they may be. Sizes in bytes.
 
-    ``hosts``: may be fetched from over HTTP; ``folder``: files below it may be read; without them, neither. Per
-    request: ``counts`` by kind, and ``request_size`` for all items as they come, encoded. ``sizes``: of one item, by
-    kind. ``memory``: for items of a model that are being fetched, and as much again for processed items of its
-    requests; ``cache``: for items that are kept for later requests.
-
-    ``pixels``: the most that an image or a frame of a video may have. ``workers``: processes that decode, for each
-    model; ``eager``: start one with the server. ``accepts_embeddings``: clients may send embeddings instead of media.
+    * ``hosts``: items may be fetched from these over HTTP; none: nothing is fetched.
+    * ``folder``: files below it may be read; none: no file is read.
+    * ``counts``: the most items of a request, by kind.
+    * ``request_size``: the most of all items of a request, as they come, encoded.
+    * ``sizes``: the most of one item, by kind.
+    * ``memory``: for items of a model that are being fetched, and as much again for processed items of its requests.
+    * ``cache``: for items that are kept for later requests.
+    * ``pixels``: the most that an image or a frame of a video may have.
+    * ``workers``: processes that decode, for each model; ``eager``: start one with the server.
+    * ``accepts_embeddings``: clients may send embeddings instead of media.
     """
 
     hosts: tuple[MediaHost, ...] = ()

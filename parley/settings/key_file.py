@@ -45,9 +45,12 @@ SWITCH_MEMBERS = ("admin", "chooses_priority")
 class HashedKey:
     """One key of the file, a table ``[[keys]]``.
 
-    ``hash``: the SHA-256 digest of salt and secret; both are hexadecimal. ``models``, ``apis``: that it may use; none:
-    all. ``admin``: it may change the server. ``priority``: of its requests among those of all keys; a lower number runs
-    sooner. ``chooses_priority``: requests may choose that themselves. ``expires``: from then on it is refused.
+    * ``hash``: the SHA-256 digest of salt and secret; both are hexadecimal.
+    * ``models``, ``apis``: the models and APIs that it may use; none: all.
+    * ``admin``: it may change the server.
+    * ``priority``: that of its requests among those of all keys; a lower number runs sooner.
+    * ``chooses_priority``: requests may choose their priority themselves.
+    * ``expires``: from this time on the key is refused.
     """
 
     name: str

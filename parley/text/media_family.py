@@ -219,20 +219,24 @@ _FAMILIES: dict[str, _FamilyRow] = {
 
 @dataclass(frozen=True)
 class MediaFamily:
-    """A multimodal model's kinds of media. ``placeholder_ids``: for each kind, the token that embeddings replace.
+    """The kinds of media that a multimodal model reads, and what sets them apart.
 
-    ``sees_both_ways``: the tokens of an image, or of a video's frame, attend to later ones of the same; audio never
-    does. ``has_rope_grids``: positions have three axes (M-RoPE), so each run of embeddings needs its grid.
-    ``min_embeddings``: of an item that the encoder accepts. ``text_follows_time`` as in ``EmbeddingRun``.
-    ``needs_fused``: a decoder in Transformers' code cannot read the media over pages. ``needs_timm``: Transformers
-    builds the encoders with that package.
-    ``other_placeholder_ids``: the marks around and between the tiles of an image, if embeddings replace them as well.
-    ``shares_edges``: two images next to each other have one mark between them, not two.
-    ``keeps_kinds_apart``: an encoder does something else in a prompt with items of the other kind, which is refused.
-    ``is_prefix_lm``: all tokens of a prompt with items attend to each other, and a line break ends the prompt.
-    ``begins_text_after_items``: the token that begins texts stands after the last item.
-    ``leads_prompt``: as in ``ProcessedMedia``.
-    ``numbers_grids``: with ``has_rope_grids``, that grids are as ``EmbeddingRun.is_numbered`` says.
+    * ``placeholder_ids``: for each kind, the token that embeddings replace.
+    * ``sees_both_ways``: the tokens of an image, or of a video's frame, attend to later ones of the same; audio never
+      does.
+    * ``has_rope_grids``: positions have three axes (M-RoPE), so each run of embeddings needs its grid.
+    * ``min_embeddings``: the fewest embeddings of an item that the encoder accepts.
+    * ``text_follows_time``: as in ``EmbeddingRun``.
+    * ``needs_fused``: a decoder in Transformers' code cannot read the media over pages.
+    * ``needs_timm``: Transformers builds the encoders with that package.
+    * ``other_placeholder_ids``: the marks around and between the tiles of an image, if embeddings replace them as well.
+    * ``shares_edges``: two images next to each other have one mark between them, not two.
+    * ``keeps_kinds_apart``: an encoder computes something else if a prompt has items of another kind too; such prompts
+      are refused.
+    * ``is_prefix_lm``: all tokens of a prompt with items attend to each other, and a line break ends the prompt.
+    * ``begins_text_after_items``: the token that begins texts stands after the last item.
+    * ``leads_prompt``: as in ``ProcessedMedia``.
+    * ``numbers_grids``: with ``has_rope_grids``, grids are numbered (``EmbeddingRun.is_numbered``).
     """
 
     model_type: str

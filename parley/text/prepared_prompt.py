@@ -14,10 +14,13 @@ from parley.types import MediaItem
 class PreparedPrompt:
     """A prompt in tokens.
 
-    ``markup``: how to parse the answer. ``starts_in_reasoning``: the prompt opens the reasoning or the model always
-    reasons. ``tools``: the tools the answer may call. ``single_call``: it may make only one call and finishes with it.
-    ``predicted``: the client's predicted output. ``media``: the items whose embeddings take the place of tokens.
-    ``second_text_start``: as in ``EngineRequest``.
+    * ``markup``: how to parse the answer.
+    * ``starts_in_reasoning``: the prompt opens the reasoning or the model always reasons.
+    * ``tools``: the tools the answer may call.
+    * ``single_call``: it may make only one call and finishes with it.
+    * ``predicted``: the client's predicted output.
+    * ``media``: the items whose embeddings take the place of tokens.
+    * ``second_text_start``: as in ``EngineRequest``.
     """
 
     token_ids: list[int]

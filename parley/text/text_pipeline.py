@@ -88,12 +88,13 @@ class RenderedChat(NamedTuple):
 class TextPipeline:
     """Reads the prompts of one model: its tokenizer, its chat template and the markup of its family.
 
-    ``generation_defaults``: the sampling values that the model's makers recommend, if any. ``embedding_prompts``: the
-    prompts that they put before texts to embed. ``trust_marks``: special tokens that clients write in a
-    conversation are special, as the template's are. ``media_marks``: the marks of media in prompts.
-    ``media_family``: the model type of a model that reads media, "" for others. ``keeps_kinds_apart``: as in
-    ``MediaFamily``.
-    ``answer_grammars``: the compiled grammars of recent requests.
+    * ``generation_defaults``: the sampling values that the model's makers recommend, if any.
+    * ``embedding_prompts``: the prompts that they put before texts to embed.
+    * ``trust_marks``: special tokens that clients write in a conversation are special, as the template's are.
+    * ``media_marks``: the marks of media in prompts.
+    * ``media_family``: the model type of a model that reads media, "" for others.
+    * ``keeps_kinds_apart``: as in ``MediaFamily``.
+    * ``answer_grammars``: the compiled grammars of recent requests.
     """
 
     def __init__(

@@ -12,9 +12,14 @@ from parley.tracing.request_trace import RequestTrace
 
 
 class HttpRequestEnd(NamedTuple):
-    """The values that the span of an HTTP request reports. ``ended_at``: by ``time.perf_counter``; ``route``: the
-    template of its path, "" for an unknown URL; ``status``: 0 if the client left before the answer; ``key``: the name
-    of its API key; ``error``: the message that the client got."""
+    """The values that the span of an HTTP request reports.
+
+    * ``ended_at``: by ``time.perf_counter``.
+    * ``route``: the template of its path, "" for an unknown URL.
+    * ``status``: 0 if the client left before the answer.
+    * ``key``: the name of its API key.
+    * ``error``: the message that the client got.
+    """
 
     ended_at: float
     method: str

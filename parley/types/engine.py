@@ -374,10 +374,11 @@ class CacheEventSettings(msgspec.Struct, frozen=True):
 class ModelOverrides(msgspec.Struct, frozen=True):
     """The parts of a model that are not read from its own folder; empty: none.
 
-    ``revision``: branch, tag or commit on the hub. ``tokenizer``: a folder or hub name whose tokenizer, with its chat
-    template, is used. ``chat_template``: a Jinja file, or the template itself. ``hf_overrides``: members of config.json
-    that replace others there; objects are merged. ``mmproj``: the file with the encoder of a GGUF file, or
-    "none": no such file; empty: the file next to it.
+    * ``revision``: branch, tag or commit on the hub.
+    * ``tokenizer``: a folder or hub name whose tokenizer, with its chat template, is used.
+    * ``chat_template``: a Jinja file, or the template itself.
+    * ``hf_overrides``: members of config.json that replace others there; objects are merged.
+    * ``mmproj``: the file with the encoder of a GGUF file, or "none": no such file; empty: the file next to it.
     """
 
     revision: str = ""

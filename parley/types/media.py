@@ -61,9 +61,11 @@ MediaSource = EncodedMedia | UploadedMedia | MediaAddress | MediaPath | CachedMe
 class Media(msgspec.Struct, frozen=True):
     """One image, video or clip of a request.
 
-    ``field``: its place in the body, for error messages. ``detail``: "low" shrinks an image to 512 x 512 pixels.
-    ``uuid``: the client's name for it. ``loading_options``: how a video or clip is sampled (``num_frames``, ``fps``).
-    ``processor_options``: passed to the model's processor, such as ``max_pixels``.
+    * ``field``: its place in the body, for error messages.
+    * ``detail``: "low" shrinks an image to 512 x 512 pixels.
+    * ``uuid``: the client's name for it.
+    * ``loading_options``: how a video or clip is sampled (``num_frames``, ``fps``).
+    * ``processor_options``: passed to the model's processor, such as ``max_pixels``.
     """
 
     kind: MediaKind
@@ -97,11 +99,14 @@ class FeatureFile(msgspec.Struct, array_like=True, frozen=True):
 class EmbeddingRun(msgspec.Struct, array_like=True, frozen=True):
     """``count`` consecutive tokens whose embeddings an encoder computes.
 
-    ``offset``: distance from the item's first such token. ``grid``: the frames, rows and columns of the tokens, for
-    models whose positions have three axes (M-RoPE); None: positions continue as in text. ``frame_step``: the
-    difference in position between two frames. ``text_follows_time``: the text after it continues after its last frame,
-    not only after its rows and columns. ``is_numbered``: positions have four axes (HunyuanOCR). Those of a token of the
-    grid are its index in the prompt, its column, its row, and how many such grids are before it.
+    * ``offset``: distance from the item's first such token.
+    * ``grid``: the frames, rows and columns of the tokens, for models whose positions have three axes (M-RoPE); None:
+      positions continue as in text.
+    * ``frame_step``: the difference in position between two frames.
+    * ``text_follows_time``: the positions of the text after it continue after those of its last frame, not only after
+      those of its rows and columns.
+    * ``is_numbered``: positions have four axes (HunyuanOCR). Those of a token of the grid are its index in the prompt,
+      its column, its row, and how many such grids are before it.
     """
 
     offset: int
@@ -115,18 +120,24 @@ class EmbeddingRun(msgspec.Struct, array_like=True, frozen=True):
 class ProcessedMedia(msgspec.Struct, frozen=True):
     """An item after the model's processor. It is the same for the same bytes and options.
 
-    ``digest``: SHA-256 of everything that decides the embeddings. ``replacement``: the text that stands for the item in
-    the prompt, instead of the template's placeholder. ``placeholder``: the mark in it that each embedding replaces;
-    embeddings also replace ``other_placeholders``. ``number``: the beginning of the replacement, with the item's number
-    written as 0, which stands for the number of any item of this kind; empty if items have no numbers. ``shared_edge``:
-    the mark at both ends of the replacement; adjacent items have one between them; empty if each item has its own
-    marks. ``grids`` and ``frame_steps``: one for each run of placeholders in the replacement, empty for models without
-    M-RoPE. ``text_follows_time``: as in ``EmbeddingRun``. ``has_numbered_grid``: it has one run, of a grid that
-    ``is_numbered`` with one more embedding before and after it. ``sees_both_ways``: its tokens attend to later ones of
-    the same run of embeddings. ``prompt_sees_both_ways``: all tokens of its prompt attend to each other. ``seconds``:
-    the length of a clip or video. ``text_edges``: the texts that the model reads between the last item and the text
-    after it, and at the end of the prompt. ``leads_prompt``: its embeddings stand before the prompt's first
-    token, not in place of marks (``lead_length``); ``replacement`` is the mark alone.
+    * ``digest``: SHA-256 of everything that decides the embeddings.
+    * ``replacement``: the text that stands for the item in the prompt, instead of the template's placeholder.
+    * ``placeholder``: the mark in it that each embedding replaces; embeddings also replace ``other_placeholders``.
+    * ``number``: the beginning of the replacement, with the item's number written as 0, which stands for the number of
+      any item of this kind; empty if items have no numbers.
+    * ``shared_edge``: the mark at both ends of the replacement; adjacent items have one between them; empty if each
+      item has its own marks.
+    * ``grids`` and ``frame_steps``: one for each run of placeholders in the replacement, empty for models without
+      M-RoPE.
+    * ``text_follows_time``: as in ``EmbeddingRun``.
+    * ``has_numbered_grid``: it has one run, of a grid that ``is_numbered`` with one more embedding before and after it.
+    * ``sees_both_ways``: its tokens attend to later ones of the same run of embeddings.
+    * ``prompt_sees_both_ways``: all tokens of its prompt attend to each other.
+    * ``seconds``: the length of a clip or video.
+    * ``text_edges``: the texts that the model reads between the last item and the text after it, and at the end of the
+      prompt.
+    * ``leads_prompt``: its embeddings stand before the prompt's first token, not in place of marks (``lead_length``);
+      ``replacement`` is the mark alone.
     """
 
     kind: MediaKind

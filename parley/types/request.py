@@ -60,18 +60,24 @@ class Message(msgspec.Struct, frozen=True):
 class ChatPrompt(msgspec.Struct, frozen=True):
     """A conversation, which the model's chat template turns into text.
 
-    ``tools``: the tools that the model may see, in OpenAI's form. If a tool's function is ``strict``, its arguments
-    must follow its ``parameters``. ``tool_choice``: whether the answer may ("auto"), must not ("none") or must
-    ("required") call a tool. With "required" the answer consists of calls only, all to ``forced_tool`` if that is set.
-    ``allowed_tools``: names of the tools that may be called; empty: all. ``parallel_calls``: several calls are allowed.
-    ``schema_fields``: the body's members with the tools' schemas, by the names of the tools, for errors about them.
-    ``thinking`` switches reasoning on or off, and ``reasoning_effort`` sets its amount ("none" to "max"); None is the
-    model's default. ``options``: extra variables for the template; they override all of the above. ``continue_final``:
-    leave the last turn open so that the model continues it. ``add_special_tokens``: add the special tokens that the
-    model expects around plain text, besides those in its template. ``preceding_ids``: tokens before the conversation's
-    own, such as those of an earlier one that it continues. ``rendered``: the content of the only message is the whole
-    conversation, as the model reads it; the chat template is not used. ``rendered_ids``: the tokens of the conversation
-    from a server that has rendered it; the messages are not rendered again.
+    * ``tools``: the tools that the model may see, in OpenAI's form. If a tool's function is ``strict``, its arguments
+      must follow its ``parameters``.
+    * ``tool_choice``: whether the answer may ("auto"), must not ("none") or must ("required") call a tool. With
+      "required" the answer consists of calls only, all to ``forced_tool`` if that is set.
+    * ``allowed_tools``: names of the tools that may be called; empty: all.
+    * ``parallel_calls``: several calls are allowed.
+    * ``schema_fields``: the body's members with the tools' schemas, by the names of the tools, for errors about them.
+    * ``thinking`` switches reasoning on or off, and ``reasoning_effort`` sets its amount ("none" to "max"); None is the
+      model's default.
+    * ``options``: extra variables for the template; they override all of the above.
+    * ``continue_final``: leave the last turn open so that the model continues it.
+    * ``add_special_tokens``: add the special tokens that the model expects around plain text, besides those in its
+      template.
+    * ``preceding_ids``: tokens before the conversation's own, such as those of an earlier one that it continues.
+    * ``rendered``: the content of the only message is the whole conversation, as the model reads it; the chat template
+      is not used.
+    * ``rendered_ids``: the tokens of the conversation from a server that has rendered it; the messages are not rendered
+      again.
     """
 
     messages: list[Message]
@@ -114,14 +120,18 @@ KeptSide = Literal["head", "tail"]  # the end of a too long prompt that is kept
 class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """How tokens are drawn from the logits. As in every API, the values 1, 0 and empty mean "off".
 
-    ``temperature`` 0 is greedy. ``top_k`` 0 keeps all tokens. With ``seed`` None the server draws a seed.
-    ``allowed``: only these tokens may be drawn; empty: any. ``banned``: token sequences that never occur in the
-    output. ``no_repeat_ngram``: length of token n-grams that may not occur twice; 0 is off. A rule that would leave no
-    token at all is ignored. ``watermark``: mark the text so that ``parley watermark`` can detect it.
-    ``penalty_window``: number of tokens at the end of prompt and output that the penalties look at; 0: the repetition
-    penalty looks at all tokens of both, and the other two look at the output.
-    Order of operations: grammar -> bias, watermark -> forbid (allowed, banned, n-grams, min_tokens) -> penalties ->
-    temperature -> min_p -> top_k -> top_p -> typical_p -> draw.
+    * ``temperature``: 0 is greedy.
+    * ``top_k``: 0 keeps all tokens.
+    * ``seed``: None: the server draws one.
+    * ``allowed``: only these tokens may be drawn; empty: any.
+    * ``banned``: token sequences that never occur in the output.
+    * ``no_repeat_ngram``: length of token n-grams that may not occur twice; 0 is off.
+    * ``watermark``: mark the text so that ``parley watermark`` can detect it.
+    * ``penalty_window``: number of tokens at the end of prompt and output that the penalties look at; 0: the repetition
+      penalty looks at all tokens of both, and the other two look at the output.
+
+    A rule that would leave no token at all is ignored. Order of operations: grammar -> bias, watermark -> forbid
+    (allowed, banned, n-grams, min_tokens) -> penalties -> temperature -> min_p -> top_k -> top_p -> typical_p -> draw.
     """
 
     temperature: float = 1.0
@@ -211,11 +221,13 @@ TOKEN_TASKS: frozenset[PoolingTask] = frozenset({"token_embed", "token_classify"
 class PoolingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """A request for numbers about the prompt instead of generated text.
 
-    ``dimensions``: keep only the first numbers of a vector; None: all. ``normalize``: scale vectors to length 1, after
-    that cut, and turn the scores of classes into probabilities; None: as the model's settings say. ``prompt``: the name
-    of the model's own prompt that precedes a text to embed; None: its default prompt, if it has one.
-    ``prompt_aliases``: other names of that prompt, tried in this order. ``prompt_optional``: a model without any
-    prompts ignores the name.
+    * ``dimensions``: keep only the first numbers of a vector; None: all.
+    * ``normalize``: scale vectors to length 1, after that cut, and turn the scores of classes into probabilities; None:
+      as the model's settings say.
+    * ``prompt``: the name of the model's own prompt that precedes a text to embed; None: its default prompt, if it has
+      one.
+    * ``prompt_aliases``: other names of that prompt, tried in this order.
+    * ``prompt_optional``: a model without any prompts ignores the name.
     """
 
     dimensions: int | None = None

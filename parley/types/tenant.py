@@ -46,11 +46,13 @@ class KeyLimitStates(NamedTuple):
 class Tenant(msgspec.Struct, frozen=True):
     """The clients with one API key. A server without keys has one tenant, ``NO_TENANT``.
 
-    ``id``: a digest of the key, the same on every server of a cluster; "" without keys. ``has_global_priority``:
-    priorities of its requests count among those of all tenants; otherwise only among its own. ``owner``: the owner of
-    the key. ``is_admin``: the key may change the server. ``models``, ``apis``: the models and APIs that the key may
-    use; empty: all. ``priority``: the default priority of its requests among those of all tenants; lower numbers run
-    sooner.
+    * ``id``: a digest of the key, the same on every server of a cluster; "" without keys.
+    * ``has_global_priority``: priorities of its requests count among those of all tenants; otherwise only among its
+      own.
+    * ``owner``: the owner of the key.
+    * ``is_admin``: the key may change the server.
+    * ``models``, ``apis``: the models and APIs that the key may use; empty: all.
+    * ``priority``: the default priority of its requests among those of all tenants; lower numbers run sooner.
     """
 
     id: str = ""

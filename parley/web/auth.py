@@ -68,12 +68,14 @@ class TenantReference(NamedTuple):
 class ApiKeys:
     """The accepted API keys. Without any, every client is accepted.
 
-    ``admin_keys``: keys that may also change the server. They work as ordinary keys, too. Without admin keys, no client
-    may change a server that has API keys, and every client may change a server that has none. ``priority_keys``: keys
-    whose requests compete by priority with those of all tenants, besides the admin keys. ``cluster_secret``: see
-    ``tenant_id``. ``owners``: the owner of each key. ``hashed_keys``: further keys, known only by their hashes; None:
-    no file with hashes is used. If that file is empty, no client is accepted. ``clock`` returns seconds since the
-    epoch.
+    * ``admin_keys``: keys that may also change the server. They work as ordinary keys, too. Without admin keys, no
+      client may change a server that has API keys, and every client may change a server that has none.
+    * ``priority_keys``: keys whose requests compete by priority with those of all tenants, besides the admin keys.
+    * ``cluster_secret``: see ``tenant_id``.
+    * ``owners``: the owner of each key.
+    * ``hashed_keys``: further keys, known only by their hashes; None: no file with hashes is used. If that file is
+      empty, no client is accepted.
+    * ``clock``: returns seconds since the epoch.
     """
 
     def __init__(

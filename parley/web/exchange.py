@@ -68,14 +68,18 @@ class StageErrors(Protocol):
 class Exchange:
     """One request and its response.
 
-    ``field_names``: maps neutral field names in errors to the API's own. ``dialect`` formats errors unless the reply
-    does (``adopt_reply``). ``extra_headers``: further headers of a stream. ``tenant``: the client, by its API
-    key. ``stage``: set if this server runs only one stage of the request. ``created_at``: creation time that the
-    response shows, in seconds since the epoch; None: now. ``preface_size``: number of bytes before the client's body;
-    they are stored in ``preface_bytes``. ``body_limit``: in bytes; None: as in the options. ``limit_states``: returns
-    the limits of the client's key that the answer reports; None: there are none. ``limits_counted``: a coordinator has
-    checked the client's key, and counts its limits and its usage. ``counts_tokens``: the coordinator only asks how many
-    tokens the request would reserve; the request does not run. ``is_passed``: another process answers and records it.
+    * ``field_names``: maps neutral field names in errors to the API's own.
+    * ``dialect``: writes errors unless the reply does (``adopt_reply``).
+    * ``extra_headers``: further headers of a stream.
+    * ``tenant``: the client, by its API key.
+    * ``stage``: set if this server runs only one stage of the request.
+    * ``created_at``: creation time that the response shows, in seconds since the epoch; None: now.
+    * ``preface_size``: number of bytes before the client's body; they are stored in ``preface_bytes``.
+    * ``body_limit``: in bytes; None: as in the options.
+    * ``limit_states``: returns the limits of the client's key that the answer reports; None: there are none.
+    * ``limits_counted``: a coordinator has checked the client's key, and counts its limits and its usage.
+    * ``counts_tokens``: the coordinator only asks how many tokens the request would reserve; the request does not run.
+    * ``is_passed``: another process answers the request, and records it.
     """
 
     scope: Scope

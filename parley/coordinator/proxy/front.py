@@ -77,10 +77,13 @@ class CountedReceive:
 class InferenceFront:
     """The ASGI application of the inference port. Raises BadRecordFile.
 
-    ``metrics_page`` renders the metrics; ``mounts``: the APIs that the port serves; ``options``: those of the
-    port; ``memory_limit``: for the bodies held at a time, in bytes; ``strict``: report errors to all clients in the
-    documented form; ``span_exporter`` sends the spans of requests elsewhere, None: they are not traced.
-    ``client_keys``: the clients' keys; None: instances check them.
+    * ``metrics_page``: renders the metrics.
+    * ``mounts``: the APIs that the port serves.
+    * ``options``: the port's options.
+    * ``memory_limit``: the most bytes of bodies held at a time.
+    * ``strict``: report errors to all clients in the documented form.
+    * ``span_exporter``: sends the spans of requests elsewhere; None: requests are not traced.
+    * ``client_keys``: the clients' keys; None: instances check them.
     """
 
     apis = "coordinator"  # of its only port

@@ -33,12 +33,17 @@ class OfferedModel(NamedTuple):
 class ClusterInstance:
     """One server of the cluster.
 
-    ``slots``, ``blocks``: its totals; ``avail_…``: the free part, as it reports itself. ``management``, ``metrics``:
-    base URLs of its status and metrics; ``grpc``: its gRPC address, if any. ``native``: it is parley, and can also run
-    any request whole. ``has_result_stream``: its results can be received. ``peers``: the only instances it is linked
-    with, if it reports them. ``checks_keys``: it has API keys; ``has_private_prefixes``: requests of different keys
-    share no cached prefixes there. ``first_role``: the first role assigned to it. ``origin``: the source of the entry.
-    ``polled``: its status is polled; False for an entry of a controller's list that includes its load.
+    * ``slots``, ``blocks``: its sequences at once and its KV pages; ``avail_…``: the free ones, as it reports them.
+    * ``management``, ``metrics``: base URLs of its status and metrics.
+    * ``grpc``: its gRPC address, if any.
+    * ``native``: it is a parley server, which can also run any request whole.
+    * ``has_result_stream``: its results can be received.
+    * ``peers``: the only instances it is linked with, if it reports them.
+    * ``checks_keys``: it has API keys.
+    * ``has_private_prefixes``: requests of different keys share no cached prefixes there.
+    * ``first_role``: the first role assigned to it.
+    * ``origin``: where the entry comes from.
+    * ``polled``: its status is polled; False for an entry of a controller's list that includes its load.
     """
 
     id: int

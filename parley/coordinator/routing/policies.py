@@ -23,14 +23,17 @@ from parley.disagg.wire.prompt_hash import ConversationHashes, PrefixMark
 class SchedulingRequest(msgspec.Struct, frozen=True):
     """The scheduling requirements of a request.
 
-    ``prompt_tokens``: the (estimated) length of its prompt; ``prefix_marks``: hashes of the prompt's prefixes, shortest
-    first; ``deadline``: seconds from now until the first token is due; ``model``: by any name that instances report,
-    empty for any model.
-
-    ``failed_instances``: ids of instances that failed it; ``earlier_attempts``: number of attempts before this one;
-    ``layout``: KV layout of the instances that computed the part the client has, empty if there is no such part or the
-    layout is not reported; ``tenant``: its owner, empty where instances have no API keys; ``conversation``: hashes of
-    its messages, if it has any; ``requirement``: set if it names no model.
+    * ``prompt_tokens``: the (estimated) length of its prompt.
+    * ``prefix_marks``: hashes of the prompt's prefixes, shortest first.
+    * ``deadline``: seconds from now until the first token is due.
+    * ``model``: any name of it that instances report; empty for any model.
+    * ``failed_instances``: ids of instances that failed it.
+    * ``earlier_attempts``: number of attempts before this one.
+    * ``layout``: KV layout of the instances that computed the part the client has, empty if there is no such part or
+      the layout is not reported.
+    * ``tenant``: the id of its owner, empty where instances have no API keys.
+    * ``conversation``: hashes of its messages, if it has any.
+    * ``requirement``: set if it names no model.
     """
 
     prompt_tokens: int

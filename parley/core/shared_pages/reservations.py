@@ -51,10 +51,12 @@ class ReserveResult(NamedTuple):
 class Reservation:
     """The pages reserved under one key.
 
-    ``prefix``: the prompt. ``hashes``: of all its pages, in prompt order. ``pages`` await their content; the first
-    ``received_count`` of them have received it. ``held_pages``: pages with content, cached or received, that were not
-    revoked. ``state_slot``: the slot for the state at the end of the pages, -1 for none. ``awaits_state``: the content
-    of that slot has not arrived; it follows that of all pages.
+    * ``prefix``: the prompt.
+    * ``hashes``: of all its pages, in prompt order.
+    * ``pages`` await their content; the first ``received_count`` of them have received it.
+    * ``held_pages``: pages with content, cached or received, that were not revoked.
+    * ``state_slot``: the slot for the state at the end of the pages, -1 for none.
+    * ``awaits_state``: the content of that slot has not arrived; it follows that of all pages.
     """
 
     prefix: KVPrefix

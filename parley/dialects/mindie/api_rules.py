@@ -15,13 +15,18 @@ MindieProfile = Literal["strict-old", "strict", "extended"]
 
 @dataclass(frozen=True, slots=True)
 class MindieRules:
-    """``profile``: like the manual's servers (strict-old), like today's (strict), or without refusals (extended).
+    """How MindIE's dialect differs between servers.
 
-    ``vllm``: the server has vLLM's OpenAI interface rather than its own. ``full_text``: each event of a stream repeats
-    the text so far. ``token_costs``: usage reports the cost of each token. ``body_megabytes``: the largest body.
-    ``max_n``: the most choices of an answer. ``truncation``: the part of a too long prompt that is kept; None: it is
-    refused. ``is_separated``: the server is an instance of a cluster with separated prefill and decode (``inferMode``
-    is dmi). The other settings are only reported, by routes about the server itself.
+    * ``profile``: like the manual's servers (strict-old), like today's (strict), or without refusals (extended).
+    * ``vllm``: the server has vLLM's OpenAI interface rather than its own.
+    * ``full_text``: each event of a stream repeats the text so far.
+    * ``token_costs``: usage reports the cost of each token.
+    * ``body_megabytes``: the largest body.
+    * ``max_n``: the most choices of an answer.
+    * ``truncation``: the part of a too long prompt that is kept; None: it is refused.
+    * ``is_separated``: the server is an instance of a cluster with separated prefill and decode (``inferMode`` is dmi).
+
+    The other settings are only reported, by routes about the server itself.
     """
 
     profile: MindieProfile = "strict"

@@ -60,11 +60,13 @@ class MediaMembers:
 class MediaReader:
     """Reads the media of a request's messages.
 
-    ``limits``: the number of items that the request may have, by the kinds that the model reads. ``roles``: those whose
-    messages may have media; empty: all. ``plain_urls``: a URL may stand where its object is due. ``typeless``: a part
-    may have no type. ``embeddings``: the operator takes embeddings from clients. ``limited_by``: names in errors what
-    reads text only, if there are no limits. ``uploads``: of the request, if parts may name files that its client has
-    uploaded.
+    * ``limits``: the number of items that the request may have, by the kinds that the model reads.
+    * ``roles``: those whose messages may have media; empty: all.
+    * ``plain_urls``: a URL may stand where its object is due.
+    * ``typeless``: a part may have no type.
+    * ``embeddings``: the operator takes embeddings from clients.
+    * ``limited_by``: the part of the server that reads text only, for errors; used if there are no limits.
+    * ``uploads``: the client's uploaded files, if parts may name them.
     """
 
     part_types: tuple[str, ...] = MEDIA_PART_TYPES

@@ -14,16 +14,22 @@ OPENAI_ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 class ReadingRules:
     """The differences between the servers of this API in how they read a request.
 
-    ``roles`` that a message may have; empty: any. ``reserved_tokens``: the number of output tokens that must fit after
-    the prompt; None: all that may be generated. ``best_of``: whether it is a member. ``min_alternatives``: the smallest
-    valid number of alternatives; -1 asks for the whole vocabulary. ``shows_unused_tools``: the model sees its tools
-    even if ``tool_choice`` is none. ``strict_schemas``: the schema of a ``strict`` tool or response format must be one
-    that OpenAI's strict mode accepts. ``lenient_messages``: messages are read ``loose`` and ``bare`` (see
-    ``MessageRules``), parts with media need no type, and the last message may be continued regardless of its role.
-    ``media_roles``: those whose messages may have media; empty: any. ``plain_urls``: the URL of a part may stand where
-    its object is due. ``follows_options``: the operator's ``ApiOptions`` apply. ``custom_tools``: tools may be custom
-    tools. ``max_stops``: the number of stop strings. ``needs_tools``: members about tools are refused without any.
-    ``stores_chats``: ``store`` keeps chat completions.
+    * ``roles``: the roles that a message may have; empty: any.
+    * ``reserved_tokens``: the number of output tokens that must fit after the prompt; None: all that may be generated.
+    * ``best_of``: whether requests may have this member.
+    * ``min_alternatives``: the smallest valid number of alternatives; -1 asks for the whole vocabulary.
+    * ``shows_unused_tools``: the model sees its tools even if ``tool_choice`` is none.
+    * ``strict_schemas``: the schema of a ``strict`` tool or response format must be one that OpenAI's strict mode
+      accepts.
+    * ``lenient_messages``: messages are read ``loose`` and ``bare`` (see ``MessageRules``), parts with media need no
+      type, and the last message may be continued regardless of its role.
+    * ``media_roles``: those whose messages may have media; empty: any.
+    * ``plain_urls``: the URL of a part may stand where its object is due.
+    * ``follows_options``: the operator's ``ApiOptions`` apply.
+    * ``custom_tools``: tools may be custom tools.
+    * ``max_stops``: the most stop strings.
+    * ``needs_tools``: members about tools are refused without any.
+    * ``stores_chats``: ``store`` keeps chat completions.
     """
 
     roles: tuple[str, ...] = OPENAI_ROLES

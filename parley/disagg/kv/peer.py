@@ -49,10 +49,12 @@ class KVPeer:
 
     It is created and used in the event loop of the instance.
 
-    ``secret``: of the cluster, empty for none. ``server_tls`` and ``client_tls``: TLS for listening and for connecting,
-    best with certificates on both sides. ``lease``: seconds; a side that is silent for longer counts as dead.
-    ``checksum``: compare pages after the transfer; it is used if either side enables it. ``shared``: read memory on the
-    same host directly. ``admits_host``: whether the host at an IP address may connect; None: every host may.
+    * ``secret``: the cluster's secret; empty: there is none.
+    * ``server_tls`` and ``client_tls``: TLS for listening and for connecting, best with certificates on both sides.
+    * ``lease``: seconds; a side that is silent for longer counts as dead.
+    * ``checksum``: compare pages after the transfer; it is used if either side enables it.
+    * ``shared``: read memory on the same host directly.
+    * ``admits_host``: whether the host at an IP address may connect; None: every host may.
     """
 
     def __init__(

@@ -27,14 +27,20 @@ CONNECTION_HEADERS = frozenset(
 class HandoverMessage(msgspec.Struct, kw_only=True):
     """A request that another instance continues.
 
-    ``id``, ``client``: from the ``PrefillCommand``, see ``headers``. ``request_uuid``, ``created``: as the answer shows
-    them. ``elapsed``: seconds since the request arrived. ``port_apis``: the APIs of the port where it arrived.
-    ``body``: without content coding. ``tenant``: the owner of the request, whose key is called ``key_name``;
-    ``limits_counted``: a coordinator counts its limits and its usage. ``prior_outputs``: outputs of earlier attempts.
-    ``prompt_ids``: the prompt's token ids, if the body does not contain it. ``adapter_digest``: of the LoRA adapter's
-    content, if the request uses an adapter. ``media``: the request's media as the prefill instance processed them,
-    without their features: this instance receives pages, and decodes no media. ``features``: by digest, the content of
-    the feature files of items that continue after the last full page, because this instance computes the tokens there.
+    * ``id``, ``client``: from the ``PrefillCommand``, see ``headers``.
+    * ``request_uuid``, ``created``: as the answer shows them.
+    * ``elapsed``: seconds since the request arrived.
+    * ``port_apis``: the APIs of the port where it arrived.
+    * ``body``: without content coding.
+    * ``tenant``: the owner of the request, whose key is called ``key_name``.
+    * ``limits_counted``: a coordinator counts its limits and its usage.
+    * ``prior_outputs``: outputs of earlier attempts.
+    * ``prompt_ids``: the prompt's token ids, if the body does not contain it.
+    * ``adapter_digest``: of the LoRA adapter's content, if the request uses an adapter.
+    * ``media``: the request's media as the prefill instance processed them, without their features: this instance
+      receives pages, and decodes no media.
+    * ``features``: by digest, the content of the feature files of items that continue after the last full page, because
+      this instance computes the tokens there.
     """
 
     version: int

@@ -71,14 +71,20 @@ DECIMAL_NUMBER = re.compile(r"[0-9]{1,15}")
 class PrefillCommand:
     """A coordinator's command to run the prefill stage of one request.
 
-    ``request_id``: identifies this attempt. ``target``: the instance that continues after the first output;
-    ``continues_here``: that is this instance; ``target_known``: this instance may connect to it. ``recompute``: the
-    body contains outputs of an earlier attempt. The other fields need parley's own coordinator, which sets
-    ``coordinator_name``, the name of the connection for results. ``request_uuid``: the request UUID, 32 hex digits,
-    equal for all attempts; "" for none. ``created``: creation time of the answer, in seconds since the epoch.
-    ``preface_size``: number of bytes before the client's body that are records of earlier attempts. ``elapsed``:
-    seconds since the client's request arrived; time limits count from then. ``stopped``: the client has stopped the
-    request, which ends with the outputs that it has.
+    * ``request_id``: identifies this attempt.
+    * ``target``: the instance that continues after the first output.
+    * ``continues_here``: that is this instance.
+    * ``target_known``: this instance may connect to it.
+    * ``recompute``: the body contains outputs of an earlier attempt.
+
+    Only parley's own coordinator sets the other fields:
+
+    * ``coordinator_name``: the name of the connection for results.
+    * ``request_uuid``: the request UUID, 32 hex digits, equal for all attempts; "" for none.
+    * ``created``: creation time of the answer, in seconds since the epoch.
+    * ``preface_size``: number of bytes before the client's body that are records of earlier attempts.
+    * ``elapsed``: seconds since the client's request arrived; time limits count from then.
+    * ``stopped``: the client has stopped the request, which ends with the outputs that it has.
     """
 
     request_id: str

@@ -17,11 +17,16 @@ TURNED_TENSORS = ("attn_q", "attn_k")
 
 
 class ProjectorTensor(NamedTuple):
-    """A tensor in Hugging Face format. ``parts``: those in the file that it consists of: one, or the two halves of
-    patches (``is_patch``), or queries, keys and values. ``offset``: what was added to its numbers. ``heads``: how many
-    the rows in llama.cpp's order have, 0 for others; ``parted_heads``: likewise of queries, keys and values with
-    parted axes. ``layout``: how its numbers lie, if otherwise than in the file;
-    ``shape``: its shape then."""
+    """A tensor in Hugging Face format.
+
+    * ``parts``: those in the file that it consists of: one, or the two halves of patches (``is_patch``), or queries,
+      keys and values.
+    * ``offset``: the number that the file's numbers are larger by.
+    * ``heads``: the number of heads, if rows are in llama.cpp's order of queries and keys; else 0.
+    * ``parted_heads``: the same for queries, keys and values with parted axes.
+    * ``layout``: the order of its numbers, if it is not that of the file.
+    * ``shape``: its shape in that order.
+    """
 
     parts: tuple[GgufTensor, ...]
     is_patch: bool = False

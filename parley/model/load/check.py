@@ -97,9 +97,14 @@ def unchecked_clause(device: torch.device, settings: ParleySettings, *, is_fused
 
 
 class CheckedDecoder(NamedTuple):
-    """``fused``: it runs on the fused decoder. ``weight_bytes``: its weights take these. ``page_bytes``: a page
-    of its KV cache, None if unknown. ``state_bytes``: the states of one sequence. ``position_bytes``: what each
-    position of the longest context takes."""
+    """What is known of a decoder before its weights are read. Sizes in bytes.
+
+    * ``fused``: it runs on the fused decoder.
+    * ``weight_bytes``: all weights, packed.
+    * ``page_bytes``: a page of the KV cache; None if unknown.
+    * ``state_bytes``: the states of one sequence.
+    * ``position_bytes``: the tables of positions for one token of the longest context.
+    """
 
     fused: bool
     weight_bytes: int

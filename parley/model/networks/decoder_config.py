@@ -17,10 +17,11 @@ from parley.native.layout import LayerKV
 class NormForm:
     """How a decoder's norms are computed, and what the checkpoint stores of them.
 
-    ``is_centered``: they are LayerNorms, not RMS norms. ``offset``: is added to stored weights; ``last_offset``: that
-    of the norm after the last layer, if it is another. ``only_rotated_heads``: layers without a rotary embedding have
-    no norms of queries and keys. ``has_headwise_qk``: the norms of queries and keys have weights of their own for each
-    head.
+    * ``is_centered``: they are LayerNorms, not RMS norms.
+    * ``offset``: added to stored weights.
+    * ``last_offset``: the offset of the norm after the last layer, if it differs.
+    * ``only_rotated_heads``: layers without a rotary embedding have no norms of queries and keys.
+    * ``has_headwise_qk``: the norms of queries and keys have weights of their own for each head.
     """
 
     is_centered: bool = False

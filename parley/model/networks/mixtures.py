@@ -125,10 +125,13 @@ def ernie_layers(fields: Mapping[str, Any], layer: int) -> bool:
 class MixtureFamily:
     """How the mixtures of one model type differ from Mixtral's.
 
-    ``layouts``: the names of tensors, in each published form of its checkpoints. ``normalized``: whether the
-    weights of a row's experts are divided by their sum, or None if ``norm_topk_prob`` says so. ``is_sigmoid``: scores
-    are sigmoids. ``group_best``, ``weighs_inputs`` and ``chooses_by_logits``: of ``Routing``. ``shared``: of
-    ``Routing``, for models with shared experts. ``jitter``: the field of half the margin of a sparse mixer.
+    * ``layouts``: the names of tensors, in each published form of its checkpoints.
+    * ``normalized``: whether the weights of a row's experts are divided by their sum, or None if ``norm_topk_prob``
+      says so.
+    * ``is_sigmoid``: scores are sigmoids.
+    * ``group_best``, ``weighs_inputs`` and ``chooses_by_logits``: of ``Routing``.
+    * ``shared``: of ``Routing``, for models with shared experts.
+    * ``jitter``: the config field with half the margin of a sparse mixer.
     """
 
     layouts: tuple[MixtureNames, ...]

@@ -23,12 +23,16 @@ QUERY_BLOCK = 256  # queries of a local layer that are computed at once; bounds 
 
 @dataclass(frozen=True)
 class RotaryEncoderConfig:
-    """Sizes of an encoder. ``local_layers``: for each layer, whether a token attends only to those at most ``reach``
-    tokens away. ``global_theta``, ``local_theta``: bases of the rotary angles in both kinds of layers.
-    ``angle_divisor`` divides the angles of all. ``normalizes_sums``: norms follow the sublayers instead of preceding
-    them, and there is no final one. ``is_gated``: the activated half of a feed-forward layer is multiplied by the
-    other. ``experts``, ``experts_per_token``: how many a mixture has, and how many of them a token uses; 0 without
-    mixtures. Each ``mixture_step``-th layer has one, beginning with the second layer."""
+    """Sizes of an encoder.
+
+    * ``local_layers``: for each layer, whether a token attends only to those at most ``reach`` tokens away.
+    * ``global_theta``, ``local_theta``: bases of the rotary angles in both kinds of layers.
+    * ``angle_divisor`` divides the angles of all.
+    * ``normalizes_sums``: norms follow the sublayers instead of preceding them, and there is no final one.
+    * ``is_gated``: the activated half of a feed-forward layer is multiplied by the other.
+    * ``experts``, ``experts_per_token``: how many a mixture has, and how many of them a token uses; 0 without mixtures.
+      Each ``mixture_step``-th layer has one, beginning with the second layer.
+    """
 
     vocab_size: int
     hidden_size: int

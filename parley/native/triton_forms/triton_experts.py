@@ -45,10 +45,13 @@ TILE_FIELDS = tl.constexpr(3)  # expert, index of the first pair, index after th
 class ExpertShape:
     """The constants of a product with the weights of ``count`` experts or heads.
 
-    ``product``: of one of them. ``format``: "plain", "int8" or "grouped". ``fold``: adjacent pairs that read the same
-    row. ``width``: results of a pair. ``activation``: "" if results are products. ``order``: how a tile finds its
-    pairs, "sorted", "pairs" or "heads". ``weight_size`` and ``group_size``: numbers of the weight and of the scales of
-    groups for each expert.
+    * ``product``: the product with one of them.
+    * ``format``: "plain", "int8" or "grouped".
+    * ``fold``: number of adjacent pairs that read the same row.
+    * ``width``: number of results of a pair.
+    * ``activation``: applied to the products; "": none.
+    * ``order``: how a tile finds its pairs, "sorted", "pairs" or "heads".
+    * ``weight_size`` and ``group_size``: numbers of the weight and of the scales of groups for each expert.
     """
 
     product: LinearShape | GroupedShape

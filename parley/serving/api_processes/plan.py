@@ -41,10 +41,15 @@ class PlannedModel(msgspec.Struct, frozen=True):
 
 
 class ApiProcessPlan(msgspec.Struct, frozen=True):
-    """``number``: of the process, from 0. ``passed_limit``: of its connections to the main process. ``seal_key``: of
-    ``ReasoningSeal``. ``listeners``: descriptors of the listening sockets, by the number of their place;
-    ``counts_file``: of the file with the connections of each process. ``id_prefix``: of the ids of the process's engine
-    requests."""
+    """Everything that an API process needs to begin.
+
+    * ``number``: the number of the process, from 0.
+    * ``passed_limit``: the most connections to the main process over which it passes requests on.
+    * ``seal_key``: the key of ``ReasoningSeal``.
+    * ``listeners``: file descriptors of the listening sockets, by the number of their place.
+    * ``counts_file``: descriptor of the file with the number of connections of each process.
+    * ``id_prefix``: the beginning of the ids of the process's engine requests.
+    """
 
     number: int
     options: OptionValues

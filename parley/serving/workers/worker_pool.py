@@ -37,9 +37,11 @@ class WorkerProcess(Generic[MessageT]):
     """A process that may be started again after its end. Belongs to one thread at a time; only ``kill`` may be called
     from others.
 
-    ``command``: starts the process; the file descriptor of its end of the socket is added as the last argument.
-    ``decoder``: of the messages that it sends. ``silence_seconds``: that it may take to answer. ``end_seconds``: that
-    it has to end once its socket is closed. ``environment``: its variables; None: those of this process.
+    * ``command``: starts the process; the file descriptor of its end of the socket is added as the last argument.
+    * ``decoder``: reads the messages that it sends.
+    * ``silence_seconds``: how long it may take to answer.
+    * ``end_seconds``: how long it may take to end once its socket is closed.
+    * ``environment``: its environment variables; None: those of this process.
     """
 
     def __init__(

@@ -51,9 +51,15 @@ class CallArguments(dict[str, Any]):
 
 
 class TemplateNeeds(NamedTuple):
-    """The needs of a template. ``short_ids``: ids of calls with nine characters. ``ids_as_names``: ids made of calls'
-    names. ``call_form``: calls are written into the content in this form. ``one_text``: content that precedes calls is
-    reasoning. ``results_in_caller``: results of calls are in the turn that called. ``one_call``: a call per turn."""
+    """What a template needs of the turns that it is given.
+
+    * ``short_ids``: ids of calls have nine characters.
+    * ``ids_as_names``: ids of calls are made of the calls' names.
+    * ``call_form``: calls are written into the content in this form.
+    * ``one_text``: content that precedes calls is reasoning.
+    * ``results_in_caller``: results of calls are in the turn that called.
+    * ``one_call``: a turn has one call.
+    """
 
     short_ids: bool
     ids_as_names: bool

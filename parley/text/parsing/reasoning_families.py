@@ -14,10 +14,12 @@ from parley.text.parsing.call_forms import TemplateSigns
 class ReasoningFamily:
     """A way of marking reasoning.
 
-    ``answer_wrapper``: marks that some models put around the text after the reasoning. ``may_reopen``: reasoning may
-    start again after content. ``always_reasons``: an answer starts with reasoning even without the opening mark, which
-    may still follow. ``dropped_marks``: marks that are never part of content. ``lead_marks``: the marks allowed before
-    calls, and those allowed before content, at the start of an answer or after its reasoning (used in grammars).
+    * ``answer_wrapper``: marks that some models put around the text after the reasoning.
+    * ``may_reopen``: reasoning may start again after content.
+    * ``always_reasons``: an answer starts with reasoning even without the opening mark, which may still follow.
+    * ``dropped_marks``: marks that are never part of content.
+    * ``lead_marks``: the marks allowed before calls, and those allowed before content, at the start of an answer or
+      after its reasoning (used in grammars).
     """
 
     name: str

@@ -36,11 +36,13 @@ UNLIMITED_LENGTH = 10**9  # a larger model_max_length means that no limit was se
 class Tokenizer(TextEncoder):
     """A loaded tokenizer.
 
-    ``eos_ids``: ids that end an answer. ``names``: texts of the named special tokens ("bos_token": "<s>", …), as chat
-    templates read them. ``max_length``: the model's context length in tokens, None if the folder does not state it.
-    ``vocab_size``: one more than the highest id. ``marks``: text to id of the tokens that do not count as text under a
-    grammar: special ones, and added ones between angle brackets, which llguidance treats as special.
-    ``has_linear_time``: whether encoding a short text is sure to be quick.
+    * ``eos_ids``: ids that end an answer.
+    * ``names``: texts of the named special tokens ("bos_token": "<s>", …), as chat templates read them.
+    * ``max_length``: the model's context length in tokens, None if the folder does not state it.
+    * ``vocab_size``: one more than the highest id.
+    * ``marks``: text to id of the tokens that do not count as text under a grammar: special ones, and added ones
+      between angle brackets, which llguidance treats as special.
+    * ``has_linear_time``: whether encoding a short text is sure to be quick.
     """
 
     def __init__(

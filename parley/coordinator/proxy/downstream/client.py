@@ -57,11 +57,13 @@ class AnswerSizes(Protocol):
 class DownstreamClient(Exchange):
     """The request of one client.
 
-    ``records_inlined``: its body for instances contains the records that it refers to. ``watcher`` sees the answer.
-    ``vouched_headers``: headers that tell a parley instance that the key was checked here. ``account``: is charged for
-    its tokens; None if they are not counted, or are settled. ``reserved_prompt_tokens``: tokens of its prompts, if an
-    instance was asked. ``used_tokens``: the usage that the answer to a forwarded request reports; ``meter`` estimates
-    it from the parts of an answer without such a report.
+    * ``records_inlined``: its body for instances contains the records that it refers to.
+    * ``watcher``: sees the parts of the answer.
+    * ``vouched_headers``: headers that tell a parley instance that the key was checked here.
+    * ``account``: charged for its tokens; None if they are not counted, or have been charged.
+    * ``reserved_prompt_tokens``: tokens of its prompts, if an instance was asked.
+    * ``used_tokens``: the usage that the answer to a forwarded request reports; ``meter`` estimates it from the parts
+      of an answer without such a report.
     """
 
     records_inlined = False

@@ -15,9 +15,11 @@ from parley.web.http_client import InstanceAnswer
 class AttemptFailed(Exception):
     """An attempt failed because of an instance.
 
-    ``answer``: P's answer, if there is one; ``final``: no other instance could answer either; ``equally_unfit``: ids of
-    instances that would fail in the same way; ``refused``: the request is at fault. ``status`` and ``text``: the
-    client's error if no other attempt is made.
+    * ``answer``: the prefill instance's answer, if there is one.
+    * ``final``: no other instance could answer either.
+    * ``equally_unfit``: ids of instances that would fail in the same way.
+    * ``refused``: the request is at fault.
+    * ``status`` and ``text``: the client's error if no other attempt is made.
     """
 
     def __init__(

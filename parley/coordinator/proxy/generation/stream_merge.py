@@ -51,11 +51,13 @@ class RecomputeRequested(Exception):
 class StreamMerge:
     """The answer to one client.
 
-    ``sent``: the client has received a part of the answer, or is about to; ``answered``: the whole answer.
-    ``resumable``: the engine outputs of what was sent are known, so that another instance can continue.
-    ``pending_prefill``: the answer of P, while it is awaited. ``attempt_done``: the future of this attempt, which
-    raises ResultsCut or RecomputeRequested. ``part_count``: parts of this attempt that came from D; ``last_part_at``:
-    when the last of them came, by the clock.
+    * ``sent``: the client has received a part of the answer, or is about to.
+    * ``answered``: the client has received the whole answer.
+    * ``resumable``: the engine outputs of what was sent are known, so that another instance can continue.
+    * ``pending_prefill``: the answer of the prefill instance, while it is awaited.
+    * ``attempt_done``: the future of this attempt, which raises ResultsCut or RecomputeRequested.
+    * ``part_count``: number of parts of this attempt that came from the decode instance.
+    * ``last_part_at``: when the last of them came, in seconds of ``clock``.
     """
 
     __slots__ = (

@@ -50,12 +50,15 @@ SEPARATION_MESSAGES = {
 class ParameterTable:
     """The parameters of an interface, in the order of their checks, and where its rules differ.
 
-    ``min_top_k``: the least top_k; -1 turns it off, and then 0 is refused. ``zero_temperature``, ``full_top_p``: allow
-    temperature 0 and top_p 1. ``max_temperature``, ``max_penalty``: limits of temperature and
-    repetition_penalty. ``long_stop_string``: a single stop string may be as long as a whole list. ``error_style``: the
-    wording of errors in n and best_of. ``zeros_allowed``: zeros that mean "off" are allowed. ``skips_odd_stop_ids``:
-    elements of stop_token_ids that are no 32-bit integers are ignored. ``separable_stops``: stop strings and ids may be
-    used where prefill and decode are separated. ``banned``: parameters that may only have values without effect.
+    * ``min_top_k``: the least valid top_k. If it is -1, that value means "off", and 0 is refused.
+    * ``zero_temperature``, ``full_top_p``: allow temperature 0 and top_p 1.
+    * ``max_temperature``, ``max_penalty``: limits of temperature and repetition_penalty.
+    * ``long_stop_string``: a single stop string may be as long as a whole list.
+    * ``error_style``: the wording of errors in n and best_of.
+    * ``zeros_allowed``: zeros that mean "off" are allowed.
+    * ``skips_odd_stop_ids``: elements of stop_token_ids that are no 32-bit integers are ignored.
+    * ``separable_stops``: stop strings and ids may be used where prefill and decode are separated.
+    * ``banned``: parameters that may only have values without effect.
     """
 
     check_order: tuple[str, ...]
