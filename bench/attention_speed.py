@@ -25,7 +25,7 @@ from parley import native
 from parley.native import kernel_choice
 from parley.native import memory as native_memory
 from parley.native.compiled_forms.compiled_attention import plan_spans
-from parley.native.layout import LayerKV, Span
+from parley.native.layout import LayerKV, RowSpan
 
 HEADS, KV_HEADS, DIM = 14, 2, 64
 PAGE = 16
@@ -83,20 +83,20 @@ def native_level() -> str:
     return "off" if kernels is None else kernels.library_name.rpartition("-")[2].removesuffix(".so")
 
 
-def random_pool(pages: int, *, int8: bool = False) -> native.PagePool:
+def random_pool(pages: int, *, int8: bool = False) -> native.LayerPages:
     """Return pages with random keys and values."""
     page_format = native.choose_page_format(LayerKV(KV_HEADS, DIM, DIM), torch.bfloat16, torch.device("cpu"), int8=int8)
     data = native_memory.map_tensor(pages * math.prod(page_format.shape), page_format.dtype).view(
         pages, *page_format.shape
     )
-    return native.PagePool(data.copy_(torch.randn(page_format.shape).to(page_format.dtype)), page_format)
+    return native.LayerPages(data.copy_(torch.randn(page_format.shape).to(page_format.dtype)), page_format)
 
 
 def measure_prefill(rows: int, context: int) -> float:
     """Return the share of its limit that the prefill of the last ``rows`` of a context reaches."""
     pool = random_pool(context // PAGE)
     table = torch.randperm(context // PAGE).tolist()
-    plan = plan_spans([Span(0, rows, context, table)], None)
+    plan = plan_spans([RowSpan(0, rows, context, table)], None)
     queries = torch.randn(rows, HEADS, DIM).bfloat16()
     seen = sum(range(context - rows + 1, context + 1))
 
@@ -117,7 +117,7 @@ def measure_decode(sequences: int, context: int, *, in_order: bool) -> float:
     pages = torch.arange(pool_pages) if in_order else torch.randperm(pool_pages)
     order = pages.view(count, -1).tolist()
     batches = [order[i : i + sequences] for i in range(0, count - sequences + 1, sequences)]
-    plans = [plan_spans([Span(i, 1, context, table) for i, table in enumerate(batch)], None) for batch in batches]
+    plans = [plan_spans([RowSpan(i, 1, context, table) for i, table in enumerate(batch)], None) for batch in batches]
     queries = torch.randn(sequences, HEADS, DIM).bfloat16()
 
     def kernel() -> float:

@@ -41,7 +41,7 @@ from parley.dialects.bench import LoadShape
 from parley.model.load.loader import load_runner
 from parley.model.networks.network import PackedBatch
 from parley.model.runner import DecoderRunner
-from parley.native.layout import LayerKV, Span
+from parley.native.layout import LayerKV, RowSpan
 from parley.types import ParleySettings
 
 GPU_SHAPES = {"0.5b": SHAPES["0.5b"], "8b": Shape(4096, 14336, 32, 32, 8, 128256)}
@@ -120,9 +120,9 @@ def attend_once(layer: LayerKV, contexts: Sequence[int]) -> tuple[Callable[[], t
     table, spans = 0, []
     for row, length in enumerate(contexts):
         pages = -(-length // PAGE_SIZE)
-        spans.append(Span(row, 1, length, list(range(table, table + pages))))
+        spans.append(RowSpan(row, 1, length, list(range(table, table + pages))))
         table += pages
-    pool = native.PagePool(
+    pool = native.LayerPages(
         torch.zeros((table + 1, *page_format.shape), dtype=page_format.dtype, device=DEVICE), page_format
     )
     keys, values = (random_rows(table * PAGE_SIZE, layer.heads, layer.dim) for _ in range(2))
@@ -208,8 +208,8 @@ def compare_latents(bandwidth: float) -> str:
         for context in CONTEXTS:
             pages = -(-context // PAGE_SIZE)
             numbers = random_rows(count * pages + 1, *page_format.shape)
-            pool = native.PagePool(numbers, page_format)
-            spans = [Span(i, 1, context, list(range(i * pages, (i + 1) * pages))) for i in range(count)]
+            pool = native.LayerPages(numbers, page_format)
+            spans = [RowSpan(i, 1, context, list(range(i * pages, (i + 1) * pages))) for i in range(count)]
             queries = random_rows(count, heads, layer.dim)
             options = {"heads": heads, "page_format": page_format, "window": None, "chunk": None, "ends": None}
             plan = native.plan_attention(spans, **options, zero_page=count * pages, device=DEVICE, dtype=queries.dtype)

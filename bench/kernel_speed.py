@@ -21,11 +21,11 @@ from performance_page import markdown_table
 
 from parley import native
 from parley.gguf.header import BLOCK_TYPES
-from parley.model.checkpoint.weights import BlockWeight
+from parley.model.checkpoint.weights import GgufBlockWeight
 from parley.model.load.loader import load_runner
 from parley.model.networks.network import PackedBatch
 from parley.model.runner import DecoderRunner
-from parley.native.layout import Span
+from parley.native.layout import RowSpan
 from parley.types import ParleySettings
 
 ROWS = (1, 4, 8, 16, 32, 64, 100, 128, 256, 512)
@@ -92,7 +92,7 @@ def random_gguf_layer(name: str) -> native.PackedWeight:
         0, 32, (out_features, in_features // blocks.numbers * blocks.size), dtype=torch.uint8
     )  # no scale is infinite
     cpu = torch.device("cpu")
-    return BlockWeight.pack_merged([BlockWeight(rows, blocks)], None, torch.bfloat16, cpu)
+    return GgufBlockWeight.pack_merged([GgufBlockWeight(rows, blocks)], None, torch.bfloat16, cpu)
 
 
 def compare_gguf_types() -> str:
@@ -117,7 +117,7 @@ def compare_gguf_types() -> str:
 def decode_batch(rows: int) -> PackedBatch:
     """Return a decode batch of this many sequences."""
     pages = CONTEXT // PAGE
-    spans = [Span(i, 1, CONTEXT, list(range(i * pages, (i + 1) * pages))) for i in range(rows)]
+    spans = [RowSpan(i, 1, CONTEXT, list(range(i * pages, (i + 1) * pages))) for i in range(rows)]
     slots = torch.tensor([span.table[-1] * PAGE + PAGE - 1 for span in spans])
     return PackedBatch(torch.arange(rows) + 5, torch.full((rows,), CONTEXT - 1), slots, spans)
 
@@ -125,7 +125,7 @@ def decode_batch(rows: int) -> PackedBatch:
 def prefill_batch(tokens: int) -> PackedBatch:
     """Return a prefill batch of one prompt."""
     places = torch.arange(tokens)
-    return PackedBatch(places + 5, places, places, [Span(0, tokens, tokens, list(range(tokens // PAGE)))])
+    return PackedBatch(places + 5, places, places, [RowSpan(0, tokens, tokens, list(range(tokens // PAGE)))])
 
 
 def run_step(runner: DecoderRunner, batch: PackedBatch) -> None:

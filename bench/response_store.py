@@ -17,7 +17,7 @@ from pathlib import Path
 
 from parley.dialects.openai.responses import stored
 from parley.dialects.request_context import RequestContext
-from parley.serving.records.background import BackgroundRuns, tenant_records
+from parley.serving.records.background import BackgroundRunner, tenant_records
 from parley.serving.records.open_store import open_record_store
 
 LOOKUPS = 2000
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--file", help="of the store, as with --response-store-file")
     options = parser.parse_args()
     store = open_record_store(1 << 30, 3600.0, options.file)
-    context = RequestContext("0" * 32, 0, "", records=tenant_records(store, BackgroundRuns(store), "tenant"))
+    context = RequestContext("0" * 32, 0, "", records=tenant_records(store, BackgroundRunner(store), "tenant"))
     before = resident_bytes()
     keep_responses(context, options.records, options.characters)
     grown = (resident_bytes() - before) / 1e6

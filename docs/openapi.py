@@ -39,7 +39,7 @@ from parley.dialects.reply import Acknowledgement, Answer, Reply
 from parley.dialects.request_context import ApiOptions, RequestContext
 from parley.dialects.route import Route
 from parley.errors import BadRequest, InvalidValue, MissingField, ParleyError, UnknownRecord
-from parley.text.grammar.answer_compiler import AnswerCompiler, may_be_any_text
+from parley.text.grammar.answer_compiler import AnswerGrammarCompiler, may_be_any_text
 from parley.text.parsing.markup import Markup
 from parley.types import Request, TokensPrompt
 
@@ -56,7 +56,7 @@ class PlainVocabulary:
         return token if isinstance(token, int) and token < LEARNED_VOCABULARY else None
 
 
-ANSWER_COMPILER = AnswerCompiler(PlainVocabulary(), Markup())
+ANSWER_COMPILER = AnswerGrammarCompiler(PlainVocabulary(), Markup())
 ANSWER_DRAWS = 60  # bodies whose answers are looked at
 BODIES = Path(__file__).resolve().parents[1] / "parley" / "dialects" / "bodies.json"
 # The models that a route may need, the usual one first: a text model with every ability.

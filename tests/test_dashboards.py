@@ -19,7 +19,7 @@ from parley.metrics.http_requests import HttpRequestMetrics
 from parley.metrics.model_metrics import ModelMetrics, ModelSnapshot
 from parley.metrics.process import process_lines
 from parley.metrics.series import LabelledCounter
-from parley.serving.pages.metrics_page import fit_buckets, render_metrics_page
+from parley.serving.web_pages.metrics_page import fit_buckets, render_metrics_page
 from parley.types import EngineStats
 
 DEPLOY = Path(__file__).parents[1] / "deploy"

@@ -35,6 +35,8 @@ from parley.serving.api_processes.main_link import (
     withdraw_request,
 )
 from parley.serving.api_processes.messages import (
+    AdmissionGranted,
+    AdmissionRefused,
     AnnounceShutdown,
     CancelOpen,
     EndProcess,
@@ -42,8 +44,6 @@ from parley.serving.api_processes.messages import (
     MainBeat,
     ProcessReady,
     RelayedOutputs,
-    RequestGranted,
-    RequestRefused,
     TakeMetricsSnapshot,
     ToApiProcess,
     UseFacts,
@@ -142,7 +142,7 @@ class ApiProcess:
             case RelayedOutputs(name, is_ready, outputs, stats):
                 model = next(model for model in self._models if model.name == name)
                 model.relayed_engine.deliver_outputs(outputs, stats, is_ready=is_ready)
-            case RequestGranted() | RequestRefused():
+            case AdmissionGranted() | AdmissionRefused():
                 self._link.take_answer(message)
             case CancelOpen() | FailOpen():
                 self._link.end_early(message)

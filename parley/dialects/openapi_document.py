@@ -94,7 +94,7 @@ FORMATS = (
 )
 
 
-class ServedModels(NamedTuple):
+class DocumentedModels(NamedTuple):
     """Facts about the models of a server, for documents. ``context_length`` and ``vocabulary`` are the least of all,
     None until a model is loaded."""
 
@@ -114,13 +114,13 @@ class ServedModels(NamedTuple):
         }
 
 
-def describe_models(facts: ServerFacts) -> ServedModels:
+def describe_models(facts: ServerFacts) -> DocumentedModels:
     """Return the facts about the models, for documents."""
     lengths = [card.max_model_len for card in facts.cards if card.max_model_len is not None]
     vocabularies = [card.info.vocab_size for card in facts.cards if card.info is not None]
     vocabularies += [card.tokenizer_size for card in facts.cards if card.tokenizer_size is not None]
     names = tuple(dict.fromkeys(card.name for card in facts.cards))
-    return ServedModels(names, min(lengths, default=None), min(vocabularies, default=None))
+    return DocumentedModels(names, min(lengths, default=None), min(vocabularies, default=None))
 
 
 class OpenApiDocument:
@@ -154,7 +154,7 @@ class OpenApiDocument:
         return self._built[1]
 
 
-def build_document(title: str, base_url: str, places: PlacedRoutes, version: str, served: ServedModels) -> bytes:
+def build_document(title: str, base_url: str, places: PlacedRoutes, version: str, served: DocumentedModels) -> bytes:
     """Return the OpenAPI 3.1 document of routes, as JSON."""
     writer = _DocumentWriter(served)
     paths: dict[str, Json] = {}
@@ -184,7 +184,7 @@ def build_document(title: str, base_url: str, places: PlacedRoutes, version: str
 class _DocumentWriter:
     """Writes the operations of one document, and collects the components that they refer to."""
 
-    def __init__(self, served: ServedModels):
+    def __init__(self, served: DocumentedModels):
         self._bounds = served.bounds
         names = list(served.names)
         self.schemas: dict[str, Json] = {

@@ -110,8 +110,8 @@ class Route:
     reader: Callable[..., Any] | None = None
     writer: Callable[[Any], Any] | None = None
     model_reader: Callable[[bytes], str] | None = None  # returns the model's name in a body; None: the main model
-    # Tasks of which a model needs one to suit the route; None: those of its kind. The first model that suits answers a
-    # request that names none.
+    # A model suits the route if it has one of these tasks; None: the tasks follow from the kind. The first model that
+    # suits answers a request that names none.
     tasks: frozenset[ModelTask] | None = None
     resolve_model_first: bool = False  # the model is resolved before the rest of the body is read
     names_endpoint: bool = False  # the name in the body or the path is an endpoint's
@@ -138,7 +138,7 @@ class Route:
 
     @property
     def suitable_tasks(self) -> frozenset[ModelTask] | None:
-        """The tasks of which a model needs one to answer the route's requests; None: any model can."""
+        """A model with one of these tasks can answer the route's requests; None: any model can."""
         return KIND_TASKS.get(self.kind) if self.tasks is None else self.tasks
 
     def suits_model(self, model_tasks: Set[ModelTask]) -> bool:

@@ -26,7 +26,7 @@ class DecodingLimits(msgspec.Struct, frozen=True):
     frame_bytes: int = 512 << 20
 
 
-class ProcessMedia(msgspec.Struct, tag=True):
+class MediaJobRequest(msgspec.Struct, tag=True):
     """To a media process: decode ``source``, run the model's processor, and write its tensors to ``target``.
 
     Both are files in the sender's memory, opened at ``/proc/{pid}/fd/{fd}``; ``target`` is empty.
@@ -52,7 +52,7 @@ class ProcessMedia(msgspec.Struct, tag=True):
 
 
 def encode_options(loading_options: Mapping[str, Any], processor_options: Mapping[str, Any]) -> str:
-    """Return ``ProcessMedia.options``, the same for the same options."""
+    """Return ``MediaJobRequest.options``, the same for the same options."""
     return json.dumps([loading_options, processor_options], sort_keys=True)
 
 
@@ -64,7 +64,7 @@ class MediaProcessFailed(msgspec.Struct, tag=True):
     """From a media process: it ends, because the model's processor cannot be loaded."""
 
 
-class MediaProcessed(msgspec.Struct, tag=True):
+class MediaJobResult(msgspec.Struct, tag=True):
     """From a media process: the target holds ``size`` bytes, and ``item`` describes them."""
 
     item: ProcessedMedia
@@ -80,4 +80,4 @@ class MediaRefused(msgspec.Struct, tag=True):
     detail: dict[str, int | float | str] = {}
 
 
-FromMediaProcess = MediaProcessReady | MediaProcessFailed | MediaProcessed | MediaRefused
+FromMediaProcess = MediaProcessReady | MediaProcessFailed | MediaJobResult | MediaRefused

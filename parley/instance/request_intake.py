@@ -1,6 +1,6 @@
 """Request intake: where a cluster's requests arrive, commanded by a coordinator or begun by another member.
 
-It chooses the stage of a request and prepares it; the stages are in ``prefill`` and ``decode``.
+It chooses the stage of a request and prepares it; the stages are in ``prefill_stage`` and ``decode_stage``.
 """
 
 from __future__ import annotations

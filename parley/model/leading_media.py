@@ -17,7 +17,7 @@ import torch
 from parley.core.sequence import PAGE_SIZE, Sequence, StepRow
 from parley.model.media_embeddings import EncodedItem
 from parley.model.networks.network import PackedBatch, SeenImages
-from parley.native.layout import Span
+from parley.native.layout import RowSpan
 from parley.types import MediaItem
 
 
@@ -44,7 +44,7 @@ def text_part(row: StepRow, tokens: list[int]) -> tuple[list[int], int, list[int
 def see_images(batch: PackedBatch, rows: list[StepRow]) -> SeenImages | None:
     """Return ``PackedBatch.images`` for a batch of the text of ``rows``."""
     written = list(_written_embeddings(rows))
-    spans: list[Span] = []
+    spans: list[RowSpan] = []
     seeing: list[int] = []
     ends: list[int] = []
     for row, span in zip(rows, batch.spans, strict=True):
@@ -55,7 +55,7 @@ def see_images(batch: PackedBatch, rows: list[StepRow]) -> SeenImages | None:
             table = sequence.block_table[view.start // PAGE_SIZE : -(-view.end // PAGE_SIZE)]
             for done in range(0, count, length):  # a span has no more tokens than its pages
                 part = min(length, count - done)
-                spans.append(Span(len(seeing), part, length, table))
+                spans.append(RowSpan(len(seeing), part, length, table))
                 token = span.first + start - first + done
                 seeing += range(token, token + part)
                 ends += [length] * part

@@ -37,7 +37,7 @@ from parley.model.sampling.grammar_mask import GrammarCache
 from parley.model.sampling.logprobs import score_tokens
 from parley.model.sampling.sampler import Sampler
 from parley.model.sampling.verify import BROKEN_LOGITS, DraftTrial, verify_drafts
-from parley.native.layout import Span
+from parley.native.layout import RowSpan
 from parley.types import EngineRequest, PoolingTask, TokenScore
 
 SCORE_ROWS = 64  # prompt positions scored at once; bounds the memory of logits
@@ -256,7 +256,7 @@ class DecoderRunner:
             result.end = self.sampler.grammar_end(slot)
 
     def _search_beams(
-        self, rows: list[StepRow], spans: list[Span], hidden: torch.Tensor, results: list[RowResult]
+        self, rows: list[StepRow], spans: list[RowSpan], hidden: torch.Tensor, results: list[RowResult]
     ) -> None:
         """Compute the candidates of rows that belong to beam searches."""
         indices = [
@@ -282,7 +282,7 @@ class DecoderRunner:
             results[indices[row]].candidates = candidates
 
     def _pool_rows(
-        self, rows: list[StepRow], spans: list[Span], hidden: torch.Tensor, results: list[RowResult]
+        self, rows: list[StepRow], spans: list[RowSpan], hidden: torch.Tensor, results: list[RowResult]
     ) -> None:
         """Compute the vectors of rows that embed."""
         indices = [i for i, row in enumerate(rows) if row.make_vector]
@@ -297,7 +297,7 @@ class DecoderRunner:
             if results[i].vector is None:
                 results[i].error = BROKEN_VECTOR
 
-    def _last_hidden(self, spans: list[Span], indices: list[int], hidden: torch.Tensor) -> torch.Tensor:
+    def _last_hidden(self, spans: list[RowSpan], indices: list[int], hidden: torch.Tensor) -> torch.Tensor:
         """Return the hidden states of the last token of each span in ``indices``, [len(indices), hidden]."""
         last_tokens = torch.tensor([spans[i].first + spans[i].count - 1 for i in indices], device=self.device)
         return hidden.index_select(0, last_tokens)
@@ -335,7 +335,7 @@ def _row_tokens(row: StepRow) -> list[int]:
     return [*row.sequence.tokens[row.start : row.start + row.count], *row.drafts]
 
 
-def _logit_tokens(row: StepRow, span: Span) -> range:
+def _logit_tokens(row: StepRow, span: RowSpan) -> range:
     """Return the batch indices whose logits a sampling row needs: those of its last token and of its drafts."""
     end = span.first + span.count
     return range(end - 1 - len(row.drafts), end)

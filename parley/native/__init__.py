@@ -75,12 +75,12 @@ from parley.native.layer import AltUpWeights, DecoderLayer, StateWeights
 from parley.native.layer_shape import AltUpShape, LatentShape, LayerShape, Norm, Routing
 from parley.native.lowrank import LowRank
 from parley.native.packed import PackedWeight
-from parley.native.pool import PageFormat, PagePool
+from parley.native.pool import LayerPages, PageFormat
 from parley.native.state_shape import Mamba1Shape, Mamba2Shape
 from parley.native.torch_forms.torch_grouped import (
-    BlockedWeight,
     GroupedPieces,
     GroupedWeight,
+    PackedBlockWeight,
     dequantize_grouped,
     round_int4,
 )
@@ -91,13 +91,13 @@ __all__ = [
     "AltUpWeights",
     "AttentionPlan",
     "BatchTables",
-    "BlockedWeight",
     "DecoderLayer",
     "EmbeddingRows",
     "Experts",
     "GroupedPieces",
     "GroupedWeight",
     "LatentShape",
+    "LayerPages",
     "LayerShape",
     "LoraRows",
     "LowRank",
@@ -105,10 +105,10 @@ __all__ = [
     "Mamba2Shape",
     "Mixture",
     "Norm",
+    "PackedBlockWeight",
     "PackedLora",
     "PackedWeight",
     "PageFormat",
-    "PagePool",
     "QuantizedRows",
     "Routing",
     "Stack",

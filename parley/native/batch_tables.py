@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from parley.native.device_copy import copy_to_device
-from parley.native.layout import Span
+from parley.native.layout import RowSpan
 
 CHUNK_KEYS = 512  # keys that ``triton_attention`` reduces to one partial result
 TILE_ROWS = 32  # most rows of a tile: from 64 on, Triton uses other multiplication instructions
@@ -24,7 +24,7 @@ class BatchTables:
     to, 0 for padding rows.
     """
 
-    spans: list[Span]
+    spans: list[RowSpan]
     pages: torch.Tensor
     positions: torch.Tensor
     visible_ends: torch.Tensor
@@ -33,7 +33,7 @@ class BatchTables:
     _tiles: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of_spans(cls, spans: list[Span], visible_ends: torch.Tensor | None, device: torch.device) -> BatchTables:
+    def of_spans(cls, spans: list[RowSpan], visible_ends: torch.Tensor | None, device: torch.device) -> BatchTables:
         """Make the tables of a batch. ``visible_ends`` int64 [T]; None: attention is causal."""
         pages = np.zeros((len(spans), max(len(span.table) for span in spans)), np.int32)
         for row, span in zip(pages, spans, strict=True):

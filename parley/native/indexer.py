@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 
 from parley.core.sequence import PAGE_SIZE
-from parley.native.layout import Span
-from parley.native.pool import PagePool
+from parley.native.layout import RowSpan
+from parley.native.pool import LayerPages
 from parley.native.torch_forms.torch_attention import TileGroup, pad_rows, plan_tiles
 from parley.native.torch_forms.torch_kernels import rotate_rows
 
@@ -36,7 +36,7 @@ def rotate_first(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, is
     return torch.cat((rotate_rows(rotated.float(), cos, sin, is_interleaved).to(rows.dtype), still), -1)
 
 
-def plan_choice(spans: list[Span], heads: int, pool: PagePool) -> list[TileGroup]:
+def plan_choice(spans: list[RowSpan], heads: int, pool: LayerPages) -> list[TileGroup]:
     """Plan ``choose_tokens`` for the rows of these spans, for all layers of a step."""
     pages = pool.data
     return plan_tiles(
@@ -51,7 +51,7 @@ def plan_choice(spans: list[Span], heads: int, pool: PagePool) -> list[TileGroup
 
 
 def choose_tokens(
-    queries: torch.Tensor, weights: torch.Tensor, pool: PagePool, groups: list[TileGroup], count: int
+    queries: torch.Tensor, weights: torch.Tensor, pool: LayerPages, groups: list[TileGroup], count: int
 ) -> torch.Tensor:
     """Return the positions of the ``count`` tokens with the best scores for each row, ascending: int64 [T, count].
 
@@ -70,7 +70,7 @@ def choose_tokens(
     return chosen[:-1]
 
 
-def _score_tiles(queries: torch.Tensor, weights: torch.Tensor, pool: PagePool, group: TileGroup) -> torch.Tensor:
+def _score_tiles(queries: torch.Tensor, weights: torch.Tensor, pool: LayerPages, group: TileGroup) -> torch.Tensor:
     """Return the scores of a group's keys, float32 [tiles * rows, keys]; -inf where a row does not see them."""
     size, rows, length = group.tiles, group.rows, group.keys
     heads, dim = queries.shape[1:]
@@ -107,7 +107,7 @@ def _choose_best(scores: torch.Tensor, count: int) -> torch.Tensor:
     return columns.new_empty(len(scores), count + 1).scatter_(1, columns, indices)[:, :count]
 
 
-def gather_pages(pool: PagePool, slots: torch.Tensor) -> PagePool:
+def gather_pages(pool: LayerPages, slots: torch.Tensor) -> LayerPages:
     """Return new pages with only the tokens at ``slots`` (page * PAGE_SIZE + offset, int64 [N, count]).
 
     The tokens of row i fill whole pages, those from i * ceil(count / PAGE_SIZE) on. The last page is zero.
@@ -115,12 +115,12 @@ def gather_pages(pool: PagePool, slots: torch.Tensor) -> PagePool:
     count = slots.shape[1]
     tokens = _view_tokens(pool)[slots // PAGE_SIZE, slots % PAGE_SIZE]
     tokens = F.pad(tokens, (0, 0, 0, -count % PAGE_SIZE)).view(-1, PAGE_SIZE, tokens.shape[-1])
-    copy = PagePool(pool.data.new_zeros(len(tokens) + 1, *pool.data.shape[1:]), pool.page_format)
+    copy = LayerPages(pool.data.new_zeros(len(tokens) + 1, *pool.data.shape[1:]), pool.page_format)
     _view_tokens(copy)[:-1].copy_(tokens)
     return copy
 
 
-def _view_tokens(pool: PagePool) -> torch.Tensor:
+def _view_tokens(pool: LayerPages) -> torch.Tensor:
     """Return pages of latents as [pages, PAGE_SIZE, stored numbers of a token].
 
     A tiled page (``pages.h``) consists of 32-bit words, each two bfloat16 or four int8 of one token: the first word of

@@ -19,7 +19,7 @@ from parley.native import library, memory
 from parley.native.compiled_forms.compiled_kernels import CompiledKernels
 from parley.native.experts import Experts
 from parley.native.packed import COMPILED_WEIGHTS, TRITON_WEIGHTS, PackedWeight
-from parley.native.pool import PageFormat, PagePool
+from parley.native.pool import LayerPages, PageFormat
 from parley.native.torch_forms import (
     torch_experts,
     torch_kernels,
@@ -151,7 +151,7 @@ def kernels_of_parts(dtype: torch.dtype, device: torch.device) -> CompiledKernel
     return compiled_kernels() if dtype == torch.bfloat16 and device.type in ("cpu", "meta") else None
 
 
-def tiled_kernels(pool: PagePool) -> CompiledKernels | None:
+def tiled_kernels(pool: LayerPages) -> CompiledKernels | None:
     """Return the compiled kernels if the pages have their layout, else None."""
     return compiled_kernels() if pool.page_format.tiled else None
 

@@ -20,7 +20,7 @@ class LayerKV:
 
 
 @dataclass
-class Span:
+class RowSpan:
     """Batch tokens ``first .. first + count``, which are the last ``count`` of the ``length`` tokens of one sequence.
 
     Token ``first + i`` may attend to positions 0 .. length - count + i of ``table`` (page ids of the sequence).

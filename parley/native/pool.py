@@ -36,7 +36,7 @@ class PageFormat:
 
 
 @dataclass(frozen=True)
-class PagePool:
+class LayerPages:
     """The pages of one layer: ``data`` [pages, *format.shape]."""
 
     data: torch.Tensor

@@ -26,13 +26,13 @@ from parley.serving.keys.scopes import check_key_name, may_use_model
 from parley.serving.keys.usage_store import UsageStore
 from parley.serving.model_facts import model_cards, server_status
 from parley.serving.open_requests import OpenRequest
-from parley.serving.pages.activity_history import ActivityHistory
-from parley.serving.records.background import BackgroundRuns, tenant_records
+from parley.serving.records.background import BackgroundRunner, tenant_records
 from parley.serving.records.batch_runner import BatchRunner
 from parley.serving.records.connection_records import ConnectionStore
 from parley.serving.records.open_store import open_record_store
 from parley.serving.served_model import ServedModel
 from parley.serving.server_options import ServerOptions
+from parley.serving.web_pages.activity_history import ActivityHistory
 from parley.tracing.request_trace import SpanExporter
 from parley.types import NO_TENANT, KeyOwner, Tenant
 from parley.version import __version__
@@ -88,7 +88,7 @@ class ModelRegistry:
             options.response_store, options.response_lifetime, options.response_store_file
         )
         self.connection_records = ConnectionStore()
-        self.background_runs = BackgroundRuns(self.record_store)
+        self.background_runs = BackgroundRunner(self.record_store)
         self.batch_runner = BatchRunner(self.background_runs, self.record_store, is_ending=lambda: self.shutting_down)
         self.reasoning_seal = ReasoningSeal(options.seal_secret)
         self.stop_server = stop_server

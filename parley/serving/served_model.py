@@ -29,10 +29,10 @@ from parley.serving.media.fetcher import MediaFetcher
 from parley.serving.media.loader import MediaLease, MediaLoader
 from parley.serving.media.local_files import LocalMediaFolder
 from parley.serving.media.media_adapters import adapter_rank, find_media_adapters
-from parley.serving.media.workers import MediaWorkers
+from parley.serving.media.workers import MediaWorkerPool
 from parley.serving.open_requests import OpenRequest
-from parley.serving.pages.metrics_page import fit_buckets
 from parley.serving.server_options import MediaOptions, ServerOptions
+from parley.serving.web_pages.metrics_page import fit_buckets
 from parley.serving.workers.daemon_thread import run_in_daemon_thread
 from parley.text.text_pipeline import TextPipeline
 from parley.text.tokens.json_files import read_json_object
@@ -79,7 +79,7 @@ class ServedModel:
         self.config: Mapping[str, object] = {}  # the content of the model's config.json
         self.license_text = ""  # the text of the license file in the model's folder
         self.weight_format: Literal["safetensors", "gguf"] = "safetensors"  # of the files in that folder
-        self.media_workers: MediaWorkers | None = None  # None for a model that reads no media
+        self.media_workers: MediaWorkerPool | None = None  # None for a model that reads no media
         self._media_loader: MediaLoader | None = None
         self._media_start: asyncio.Task[None] | None = None  # the start of a process before the first item
 
@@ -193,7 +193,7 @@ class ServedModel:
 
         Raises EngineFailed if that does not start. Those of another Python may take a minute, so one starts meanwhile.
         """
-        self.media_workers = MediaWorkers(self.settings.model, options.workers, self.engine.media_command)
+        self.media_workers = MediaWorkerPool(self.settings.model, options.workers, self.engine.media_command)
         self._media_loader = MediaLoader(self.media_workers, MediaFetcher(options), LocalMediaFolder(options), options)
         if not options.eager:
             if self.engine.media_command is not None:
@@ -204,7 +204,7 @@ class ServedModel:
         except (NotReady, Unsupported) as error:
             raise EngineFailed(error.message) from error
 
-    async def _start_media_workers(self, workers: MediaWorkers) -> None:
+    async def _start_media_workers(self, workers: MediaWorkerPool) -> None:
         """Start a media process. If it does not start, the first item tries again and reports it."""
         with contextlib.suppress(NotReady, Unsupported):
             await workers.start()

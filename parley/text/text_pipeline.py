@@ -16,7 +16,7 @@ import msgspec
 from parley.errors import BadRequest, InvalidValue, Unsupported
 from parley.text.fill_in_middle import find_fill_layout, write_gap
 from parley.text.grammar import answer_grammar
-from parley.text.grammar.answer_compiler import AnswerCompiler, AnswerGrammarCache
+from parley.text.grammar.answer_compiler import AnswerGrammarCache, AnswerGrammarCompiler
 from parley.text.grammar.answer_question import CompilerSetup
 from parley.text.media_family import MediaMarks, read_media_family
 from parley.text.media_prompt import (
@@ -118,7 +118,7 @@ class TextPipeline:
         self.template = template
         self.template_encoder = None if trust_marks else tokenizer.template_encoder
         self.markup = detect_markup(template.all_sources) if markup is None else markup
-        self.answer_compiler = AnswerCompiler(tokenizer, self.markup)
+        self.answer_compiler = AnswerGrammarCompiler(tokenizer, self.markup)
         self.grammar_compiler = self.answer_compiler.grammar_compiler
         self.answer_grammars = AnswerGrammarCache()
 

@@ -29,7 +29,7 @@ def grpc_server_options(options: HttpOptions, concurrent_streams: int) -> list[t
 class IdleCall:
     """An open call that may be idle. ``replaced``: it was ended in favour of another one."""
 
-    def __init__(self, calls: IdleCalls, task: asyncio.Task[object]):
+    def __init__(self, calls: IdleCallLimit, task: asyncio.Task[object]):
         self._calls, self.task, self.replaced = calls, task, False
         self._work: set[asyncio.Task[None]] = set()
 
@@ -45,7 +45,7 @@ class IdleCall:
             self._calls.add_call(self)
 
 
-class IdleCalls:
+class IdleCallLimit:
     """The idle calls of a port: health watches, and streams without a request.
 
     gRPC closes idle connections, but one with an open call never is idle. So at most ``limit`` calls may be idle; for

@@ -102,7 +102,7 @@ def uvicorn_config(options: HttpOptions, app: ASGIApp, tls: SSLContext | None = 
 
 
 @runtime_checkable
-class AnnouncesShutdown(Protocol):
+class AnnouncingConnection(Protocol):
     """A connection that can tell its client of the server's end."""
 
     def announce_shutdown(self) -> None:
@@ -168,7 +168,7 @@ class HttpServer(uvicorn.Server):
     def announce_shutdown(self) -> None:
         """Ask clients of HTTP/2 to send further requests elsewhere: the server will stop soon."""
         for connection in tuple(self.server_state.connections):
-            if isinstance(connection, AnnouncesShutdown):
+            if isinstance(connection, AnnouncingConnection):
                 connection.announce_shutdown()
 
     def use_options(self, options: HttpOptions) -> None:

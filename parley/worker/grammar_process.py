@@ -20,7 +20,7 @@ from parley import wire
 from parley.child_process import ignore_group_signals, limit_resource
 from parley.errors import InvalidValue
 from parley.log_lines import set_up_child_logging
-from parley.text.grammar.answer_compiler import AnswerCompiler
+from parley.text.grammar.answer_compiler import AnswerGrammarCompiler
 from parley.text.grammar.answer_question import (
     AnswerCompiled,
     AnswerRefused,
@@ -60,7 +60,7 @@ class GrammarProcess:
 
     def __init__(self, sock: socket.socket):
         self._socket = sock
-        self._compilers: OrderedDict[bytes, AnswerCompiler] = OrderedDict()  # by setup
+        self._compilers: OrderedDict[bytes, AnswerGrammarCompiler] = OrderedDict()  # by setup
 
     def serve_questions(self) -> None:
         """Answer questions until the end of file."""
@@ -86,11 +86,11 @@ class GrammarProcess:
             log.exception("a grammar could not be compiled")
             return AnswerRefused(CRASHED)
 
-    def _find_compiler(self, setup: bytes) -> AnswerCompiler:
+    def _find_compiler(self, setup: bytes) -> AnswerGrammarCompiler:
         compiler = self._compilers.pop(setup, None)
         if compiler is None:
             compiler_setup = msgspec.msgpack.decode(setup, type=CompilerSetup)
-            compiler = AnswerCompiler(RemoteVocabulary(self._socket, compiler_setup), compiler_setup.markup)
+            compiler = AnswerGrammarCompiler(RemoteVocabulary(self._socket, compiler_setup), compiler_setup.markup)
         self._compilers[setup] = compiler
         if len(self._compilers) > KNOWN_MODELS:
             self._compilers.popitem(last=False)

@@ -26,10 +26,10 @@ from parley import wire
 from parley.child_process import die_with_parent, ignore_group_signals, limit_resource
 from parley.engine.media_messages import (
     FromMediaProcess,
+    MediaJobRequest,
     MediaProcessFailed,
     MediaProcessReady,
     MediaRefused,
-    ProcessMedia,
 )
 from parley.log_lines import set_up_child_logging
 
@@ -43,10 +43,10 @@ JOB_MEMORY = 4 << 30  # most bytes of address space of a job, in addition to tha
 MAX_RESULT_BYTES = 1 << 30  # most bytes of a result
 NICENESS = 10  # above the server's: the engine's steps come first
 
-_decoder = msgspec.msgpack.Decoder(ProcessMedia)
+_decoder = msgspec.msgpack.Decoder(MediaJobRequest)
 
 
-class MediaProcess:
+class MediaJobLoop:
     """Does the jobs that arrive over a socket."""
 
     def __init__(self, sock: socket.socket, jobs: MediaJobs[Any]):
@@ -62,7 +62,7 @@ class MediaProcess:
             limit_resource(resource.RLIMIT_CPU, int(time.process_time()) + 1 + JOB_SECONDS)
             send_message(self._socket, self._do_job(job))
 
-    def _do_job(self, job: ProcessMedia) -> FromMediaProcess:
+    def _do_job(self, job: MediaJobRequest) -> FromMediaProcess:
         try:
             return self._jobs.process_media(job)
         except Exception:
@@ -108,7 +108,7 @@ def serve_media_socket(folder: Path, fd: int, load: Callable[[Path], MediaJobs[A
     sock = socket.socket(fileno=fd)
     try:
         try:
-            process = MediaProcess(sock, load(folder))
+            process = MediaJobLoop(sock, load(folder))
         except Exception as error:  # Transformers raises errors of many kinds
             log.error("The processor of the model's media cannot be loaded: %s", error)
             send_message(sock, MediaProcessFailed())

@@ -21,9 +21,9 @@ from support.media_host import http_answer, run_media_host
 from support.multimodal_models import FAMILIES, multimodal_folder
 from support.prefill_decode_pair import assert_same_answer
 
-from parley.engine.media_messages import ProcessMedia
+from parley.engine.media_messages import MediaJobRequest
 from parley.serving import served_model
-from parley.serving.media.workers import MediaWorkers
+from parley.serving.media.workers import MediaWorkerPool
 from parley.serving.server_options import MediaOptions
 from parley.settings.media_hosts import parse_media_host
 from parley.types import ParleySettings
@@ -125,14 +125,14 @@ async def test_the_same_image_is_found_in_the_prefix_cache_and_another_is_not(se
 
 
 async def test_a_hundred_requests_with_one_image_fetch_decode_and_encode_it_once(serve, monkeypatch):
-    jobs: list[ProcessMedia] = []
-    process_media = MediaWorkers.process_media
+    jobs: list[MediaJobRequest] = []
+    process_media = MediaWorkerPool.process_media
 
-    async def record_job(self: MediaWorkers, source: Any, target: Any, job: ProcessMedia, tenant: str) -> Any:
+    async def record_job(self: MediaWorkerPool, source: Any, target: Any, job: MediaJobRequest, tenant: str) -> Any:
         jobs.append(job)
         return await process_media(self, source, target, job, tenant)
 
-    monkeypatch.setattr(MediaWorkers, "process_media", record_job)
+    monkeypatch.setattr(MediaWorkerPool, "process_media", record_job)
     async with run_media_host() as host:
         host.answers["/a.png"] = http_answer(image_bytes(5))
         media = MediaOptions(hosts=(parse_media_host(f"127.0.0.1:{host.port}"),))
@@ -195,7 +195,7 @@ async def test_every_api_gives_the_same_text(serve):
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "gemma4", "gemma4_31b"] if IS_NIGHT else ["gemma4"])
 async def test_a_decode_instance_answers_about_an_image_without_opening_it(alike, monkeypatch, family):
-    monkeypatch.setattr(served_model, "MediaWorkers", MediaWorkers)  # each server has its own
+    monkeypatch.setattr(served_model, "MediaWorkerPool", MediaWorkerPool)  # each server has its own
 
     def settings() -> ParleySettings:
         return media_settings(family, shared=True)

@@ -27,7 +27,7 @@ from parley.dialects.batch_job import BatchRequest
 from parley.dialects.openai.batches.batch import OpenAIBatch
 from parley.dialects.openai.batches.batch_input import read_batch_input
 from parley.serving.records import batch_runner
-from parley.serving.records.background import BackgroundRuns, RecordsOfTenant
+from parley.serving.records.background import BackgroundRunner, RecordsOfTenant
 from parley.serving.records.inner_sender import InnerSender
 
 
@@ -287,14 +287,14 @@ async def test_batch_that_ends_during_its_cancellation_has_ended(serve, monkeypa
 
 def delay_after_stop(monkeypatch):
     """Let the loop go on for a while between the stop of a run and the next step of the thread that stopped it."""
-    stop_run = BackgroundRuns.stop_run
+    stop_run = BackgroundRunner.stop_run
 
     def stop_slowly(*arguments: Any) -> bool:
         was_running = stop_run(*arguments)
         time.sleep(0.1)
         return was_running
 
-    monkeypatch.setattr(BackgroundRuns, "stop_run", stop_slowly)
+    monkeypatch.setattr(BackgroundRunner, "stop_run", stop_slowly)
 
 
 async def test_batch_that_stops_at_once_was_cancelled(serve, monkeypatch):

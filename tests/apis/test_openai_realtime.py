@@ -18,7 +18,7 @@ from test_transcriptions import post_form, speech_settings
 from parley.dialects.openai.realtime import audio, session
 from parley.dialects.openai.realtime.audio import wave_file
 from parley.dialects.openai.realtime.events import read_fault
-from parley.dialects.openai.realtime.response import ResponseAnswer
+from parley.dialects.openai.realtime.response import RealtimeAnswer
 from parley.errors import Overloaded
 from parley.serving.records import connection_records
 from parley.web.offload import OFFLOAD_SIZE
@@ -256,7 +256,7 @@ async def test_a_response_can_be_cancelled(serve):
     await events_until(client, "conversation.item.done")
     await client.send({"type": "response.create"})
     await events_until(client, "response.output_text.delta")
-    (running,) = (answer for answer in gc.get_objects() if isinstance(answer, ResponseAnswer))
+    (running,) = (answer for answer in gc.get_objects() if isinstance(answer, RealtimeAnswer))
     assert running.body == b""  # it may be as large as a conversation
     del running
     await client.send({"type": "response.create", "event_id": "mine"})

@@ -7,12 +7,12 @@ from typing import Any
 from parley.engine.messages import SubmitRequest
 from parley.serving.api_processes.api_link import ApiLink
 from parley.serving.api_processes.messages import (
+    AdmissionGranted,
+    AdmissionRefused,
     AdmitRequest,
     EndRequest,
     EngineMessage,
     RelayedOutputs,
-    RequestGranted,
-    RequestRefused,
     ReserveTokens,
 )
 from parley.types import NO_TENANT, EngineRequest
@@ -42,7 +42,7 @@ async def test_a_message_that_cannot_be_handled_ends_one_request(serve, caplog):
     link.handle_message(EngineMessage("tiny", SubmitRequest(request)))  # an id in use
     link.handle_message(EngineMessage("gone", SubmitRequest(EngineRequest("1.two", [1, 2], 5))))
     kinds = [type(message) for message in frames.sent]
-    assert kinds == [RequestGranted, RequestRefused, RelayedOutputs, RelayedOutputs]
+    assert kinds == [AdmissionGranted, AdmissionRefused, RelayedOutputs, RelayedOutputs]
     assert frames.sent[1].id == 7 and "had an error" in frames.sent[1].error.message
     errors = [message.outputs[0].error for message in frames.sent[2:]]
     assert "had an error" in errors[0] and "no longer served" in errors[1]

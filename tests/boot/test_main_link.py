@@ -12,12 +12,12 @@ import pytest
 from parley.errors import NotReady, ParleyError
 from parley.serving.api_processes.main_link import MainLink, RelayedAdmission
 from parley.serving.api_processes.messages import (
+    AdmissionGranted,
     AdmitRequest,
     CancelOpen,
     EndRequest,
     FailOpen,
     OpenAccount,
-    RequestGranted,
 )
 from parley.serving.api_processes.relayed_error import relay_error
 from parley.types import NO_TENANT, KeyLimits
@@ -47,9 +47,9 @@ async def test_a_request_ends_although_it_was_granted_just_before():
     tasks = [asyncio.create_task(begin(number)) for number in range(2)]
     await asyncio.sleep(0)
     # All of this may be in one part of the data that the socket has received.
-    link.take_answer(RequestGranted(0))
+    link.take_answer(AdmissionGranted(0))
     link.end_early(CancelOpen(0, "cmpl-1"))
-    link.take_answer(RequestGranted(1))
+    link.take_answer(AdmissionGranted(1))
     link.end_early(FailOpen(1, relay_error(NotReady("The server shuts down.", retry_after=2))))
     link.end_early(CancelOpen(7, "unknown"))
     await asyncio.gather(*tasks)
@@ -65,15 +65,15 @@ async def test_hung_main_process_gets_no_requests_until_it_continues():
     await asyncio.sleep(0)
     link.main_hangs = True
     link.fail_open_requests()
-    link.take_answer(RequestGranted(0))  # too late
+    link.take_answer(AdmissionGranted(0))  # too late
     asked.append(asyncio.create_task(link.ask_main(questions[1])))
     await asyncio.sleep(0)
     link.main_hangs = False
     asked.append(asyncio.create_task(link.ask_main(questions[2])))
     await asyncio.sleep(0)
-    link.take_answer(RequestGranted(2))
+    link.take_answer(AdmissionGranted(2))
     results = await asyncio.gather(*asked, return_exceptions=True)
-    assert [type(result) for result in results] == [NotReady, NotReady, RequestGranted]
+    assert [type(result) for result in results] == [NotReady, NotReady, AdmissionGranted]
     assert sent == [questions[0], questions[2]]
 
 

@@ -150,7 +150,7 @@ async def test_busy_model_does_not_delay_requests_for_other_models():
     waiting = asyncio.ensure_future(scheduler.place_request(SchedulingRequest(5, model="a")))
     await asyncio.sleep(0)
     async with asyncio.timeout(1):
-        assert (await scheduler.place_request(SchedulingRequest(5, model="b"))).p.id == 2
+        assert (await scheduler.place_request(SchedulingRequest(5, model="b"))).prefill_instance.id == 2
     waiting.cancel()
 
 
@@ -163,7 +163,7 @@ async def test_waiting_requests_are_placed_when_an_instance_returns():
     assert scheduler.queued_requests == 1
     report_status(table, table.instances[2])
     async with asyncio.timeout(1):
-        assert (await waiting).p.id == 2
+        assert (await waiting).prefill_instance.id == 2
 
 
 async def test_load_is_spread_evenly_and_prefill_is_freed_at_first_token():
@@ -171,8 +171,8 @@ async def test_load_is_spread_evenly_and_prefill_is_freed_at_first_token():
         "prefill", "prefill", "decode", "decode", "decode", algorithm_type="load_balance"
     )
     placements = [await scheduler.place_request(SchedulingRequest(100)) for _ in range(12)]
-    assert Counter(placement.p.id for placement in placements) == {1: 6, 2: 6}
-    assert Counter(placement.d.id for placement in placements) == {3: 4, 4: 4, 5: 4}
+    assert Counter(placement.prefill_instance.id for placement in placements) == {1: 6, 2: 6}
+    assert Counter(placement.decode_instance.id for placement in placements) == {3: 4, 4: 4, 5: 4}
     for placement in placements:
         placement.report_first_token()
         placement.report_first_token()

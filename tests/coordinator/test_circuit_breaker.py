@@ -52,18 +52,18 @@ def cluster_with_failing_instance() -> tuple[ManualClock, InstanceScheduler, Clu
 
 async def test_one_request_at_a_time_probes_a_failing_instance():
     clock, scheduler, failing = cluster_with_failing_instance()
-    assert {(await scheduler.place_request(REQUEST)).p.id for _ in range(4)} == {2}
+    assert {(await scheduler.place_request(REQUEST)).prefill_instance.id for _ in range(4)} == {2}
     clock.now += PAUSE_BOUNDS[0]
     placements = [await scheduler.place_request(REQUEST) for _ in range(6)]
-    (probe,) = [placement for placement in placements if placement.p is failing]
+    (probe,) = [placement for placement in placements if placement.prefill_instance is failing]
     probe.report_failure(failing, "again")
     probe.close_placement(False)
-    assert {(await scheduler.place_request(REQUEST)).p.id for _ in range(4)} == {2}
+    assert {(await scheduler.place_request(REQUEST)).prefill_instance.id for _ in range(4)} == {2}
     clock.now += 2 * PAUSE_BOUNDS[0]
     placements = [await scheduler.place_request(REQUEST) for _ in range(6)]
-    (probe,) = [placement for placement in placements if placement.p is failing]
+    (probe,) = [placement for placement in placements if placement.prefill_instance is failing]
     probe.close_placement()
-    assert {(await scheduler.place_request(REQUEST)).p.id for _ in range(4)} == {1, 2}
+    assert {(await scheduler.place_request(REQUEST)).prefill_instance.id for _ in range(4)} == {1, 2}
 
 
 async def test_cancelled_probe_is_followed_by_another():
@@ -71,7 +71,7 @@ async def test_cancelled_probe_is_followed_by_another():
     clock.now += PAUSE_BOUNDS[0]
     for _ in range(2):
         placements = [await scheduler.place_request(REQUEST) for _ in range(4)]
-        (probe,) = [placement for placement in placements if placement.p is failing]
+        (probe,) = [placement for placement in placements if placement.prefill_instance is failing]
         probe.close_placement(False)
 
 
@@ -81,7 +81,7 @@ async def test_failing_instance_is_used_if_there_is_no_other():
     for _ in range(FAILURE_LIMIT):
         only.breaker.record_failure(table.clock())
     assert scheduler.can_serve()
-    assert (await scheduler.place_request(REQUEST)).p is only
+    assert (await scheduler.place_request(REQUEST)).prefill_instance is only
 
 
 async def test_restart_closes_the_breaker():

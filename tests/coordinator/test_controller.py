@@ -97,7 +97,7 @@ async def test_controller_changes_a_role_after_its_running_requests_ended():
         await asyncio.sleep(0.1)
         assert net.role_requests == []
         later_placements = [await scheduler.place_request(SchedulingRequest(10)) for _ in range(6)]
-        assert changing not in [later_placement.d for later_placement in later_placements]
+        assert changing not in [later_placement.decode_instance for later_placement in later_placements]
         table.set_instance_offline(changing, True)  # the end of the role change must not undo this
         for open_placement in placements + later_placements:
             open_placement.close_placement()

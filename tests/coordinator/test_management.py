@@ -205,11 +205,11 @@ async def test_instances_go_offline_and_online():
             assert await say("POST", "/v1/instances/offline", content) == (400, b"", False)
             assert await say("POST", "/v1/instances/online", content) == (400, b"", False)
         assert await say("POST", "/v1/instances/offline", '{"ids":[1,77]}') == (200, b"", False)
-        assert {(await scheduler.place_request(SchedulingRequest(10))).p.id for _ in range(4)} == {2}
+        assert {(await scheduler.place_request(SchedulingRequest(10))).prefill_instance.id for _ in range(4)} == {2}
         assert await say("POST", "/v1/instances/offline", '{"ids":[2]}') == (200, b"", False)
         assert not table.is_cluster_ready()
         assert await say("POST", "/v1/instances/online", '{"ids":[1]}') == (200, b"", False)
-        assert (await scheduler.place_request(SchedulingRequest(10))).p.id == 1
+        assert (await scheduler.place_request(SchedulingRequest(10))).prefill_instance.id == 1
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,8 @@ async def test_load_balance_picks_the_documented_minimum(loads, length, weights,
             )
             d_loads[candidate.id] += c * blocks
     placement = await scheduler.place_request(SchedulingRequest(prompt_tokens=length))
-    assert p_loads[placement.p.id] == min(p_loads.values())
-    assert d_loads[placement.d.id] == pytest.approx(min(d_loads.values()))
+    assert p_loads[placement.prefill_instance.id] == min(p_loads.values())
+    assert d_loads[placement.decode_instance.id] == pytest.approx(min(d_loads.values()))
     assert placement.separate
     placement.close_placement()
 
@@ -106,16 +106,16 @@ async def test_cache_affinity_follows_conversations_or_takes_turns(steps):
         expected_places[key] = expected
         while len(expected_places) > 4:
             del expected_places[next(iter(expected_places))]
-        assert placement.p.id == placement.d.id == expected
+        assert placement.prefill_instance.id == placement.decode_instance.id == expected
         placement.close_placement()
 
 
 async def test_full_instance_loses_its_conversations():
     _, scheduler = simulated_cluster("mixed", "mixed", algorithm_type="cache_affinity")
     first = await scheduler.place_request(SchedulingRequest(10, conversation=ConversationHashes(1, 11, 0)))
-    first.p.avail_slots = int(0.05 * first.p.slots)
+    first.prefill_instance.avail_slots = int(0.05 * first.prefill_instance.slots)
     second = await scheduler.place_request(SchedulingRequest(10, conversation=ConversationHashes(3, 33, 11)))
-    assert second.p is not first.p
+    assert second.prefill_instance is not first.prefill_instance
 
 
 async def test_round_robin_skips_removed_instances():
@@ -127,7 +127,7 @@ async def test_round_robin_skips_removed_instances():
         if k == 4:
             table.remove_instance(2)
         placement = await scheduler.place_request(SchedulingRequest(10))
-        pairs.append((placement.p.id, placement.d.id))
+        pairs.append((placement.prefill_instance.id, placement.decode_instance.id))
     assert pairs == [(1, 4), (2, 5), (3, 4), (1, 5), (3, 4), (1, 5), (3, 4)]
 
 
@@ -138,9 +138,9 @@ async def test_pairs_only_linked_instances_of_one_group_and_layout():
     two.layout, four.layout = "x", "y"
     for _ in range(3):
         placement = await scheduler.place_request(SchedulingRequest(10))
-        assert (placement.p.id, placement.d.id) == (1, 3)
+        assert (placement.prefill_instance.id, placement.decode_instance.id) == (1, 3)
     four.layout, two.peers = "x", frozenset([3])
-    assert {(await scheduler.place_request(SchedulingRequest(10))).p.id for _ in range(8)} == {1}
+    assert {(await scheduler.place_request(SchedulingRequest(10))).prefill_instance.id for _ in range(8)} == {1}
 
 
 async def test_resumes_only_where_the_layout_is_equal_or_unknown():
@@ -152,12 +152,12 @@ async def test_resumes_only_where_the_layout_is_equal_or_unknown():
         placement = await scheduler.place_request(
             SchedulingRequest(10, layout="model=2", earlier_attempts=1, failed_instances=frozenset([2]))
         )
-        assert placement.p.id == 3
+        assert placement.prefill_instance.id == 3
         assert (
             await scheduler.place_request(
                 SchedulingRequest(10, layout="model=1", earlier_attempts=1, failed_instances=frozenset([3]))
             )
-        ).p.id == 1
+        ).prefill_instance.id == 1
     table.remove_instance(3)
     with pytest.raises(RequestRefused) as refused:
         await scheduler.place_request(
@@ -171,8 +171,10 @@ async def test_chooses_instances_with_the_model_or_any_if_none_has_it():
     one, two = table
     report_status(table, one, models=["a"])
     report_status(table, two, models=["a", "lora"])
-    assert {(await scheduler.place_request(SchedulingRequest(10, model="lora"))).p.id for _ in range(4)} == {2}
-    assert (await scheduler.place_request(SchedulingRequest(10, model="unknown"))).p.id in (1, 2)
+    assert {
+        (await scheduler.place_request(SchedulingRequest(10, model="lora"))).prefill_instance.id for _ in range(4)
+    } == {2}
+    assert (await scheduler.place_request(SchedulingRequest(10, model="unknown"))).prefill_instance.id in (1, 2)
 
 
 async def test_flex_instance_divides_its_slots_between_both_roles():
@@ -185,7 +187,7 @@ async def test_flex_instance_divides_its_slots_between_both_roles():
     pairs = []
     for _ in range(3):
         placement = await scheduler.place_request(SchedulingRequest(1))
-        pairs.append((placement.p.id, placement.d.id))
+        pairs.append((placement.prefill_instance.id, placement.decode_instance.id))
     assert [p for p, _ in pairs] == [1, 1, 1] and {d for _, d in pairs} == {1, 2}
     waiting = asyncio.ensure_future(scheduler.place_request(SchedulingRequest(1)))
     await asyncio.sleep(0)
@@ -203,13 +205,13 @@ async def test_cached_prefix_attracts_requests_unless_its_queue_is_longer():
     marks = [PrefixMark(500, 1), PrefixMark(900, 2)]
     report_status(table, two, prefix_hash=[1, 2])
     placement = await scheduler.place_request(SchedulingRequest(1000, marks))
-    assert placement.p.id == 2
+    assert placement.prefill_instance.id == 2
     busy = await scheduler.place_request(SchedulingRequest(5000, [PrefixMark(5000, 9)]))
     busy2 = await scheduler.place_request(SchedulingRequest(5000, [PrefixMark(5000, 8)]))
-    assert {busy.p.id, busy2.p.id} == {1, 2}
-    busy.close_placement() if busy.p.id == 1 else busy2.close_placement()
+    assert {busy.prefill_instance.id, busy2.prefill_instance.id} == {1, 2}
+    busy.close_placement() if busy.prefill_instance.id == 1 else busy2.close_placement()
     placement = await scheduler.place_request(SchedulingRequest(1000, marks))
-    assert placement.p.id == 1  # computing it all takes 1 s here; there 0.1 s, after a queue of 5 s
+    assert placement.prefill_instance.id == 1  # computing it all takes 1 s here; there 0.1 s, after a queue of 5 s
 
 
 async def test_short_prompts_stay_on_decode_and_long_ones_are_separated():
@@ -225,7 +227,7 @@ async def test_short_prompts_stay_on_decode_and_long_ones_are_separated():
         await scheduler.place_request(SchedulingRequest(40)),
         await scheduler.place_request(SchedulingRequest(400)),
     )
-    assert not short.separate and short.p.id == short.d.id == 2
+    assert not short.separate and short.prefill_instance.id == short.decode_instance.id == 2
     assert long.separate
     cached = await scheduler.place_request(SchedulingRequest(400, [PrefixMark(390, 7)]))
     assert cached.separate
@@ -243,7 +245,7 @@ async def test_missing_role_refuses_requests_but_retries_run_whole():
         await scheduler.place_request(SchedulingRequest(10))
     assert (refused.value.status, refused.value.text) == (503, "MindIE-MS Coordinator is not ready")
     retry = await scheduler.place_request(SchedulingRequest(10, earlier_attempts=1))
-    assert retry.p is retry.d is table.instances[1]
+    assert retry.prefill_instance is retry.decode_instance is table.instances[1]
     table, scheduler = simulated_cluster("prefill", "decode", fallback=True)
     table.instances[1].lost = True
     assert not (await scheduler.place_request(SchedulingRequest(10))).separate
@@ -262,7 +264,7 @@ async def test_refuses_requests_that_would_miss_the_ttft_limit():
     for placement in placements:
         placement.close_placement()
     long_request = await scheduler.place_request(SchedulingRequest(4000))  # takes longer than that even without a queue
-    assert long_request.p is one
+    assert long_request.prefill_instance is one
     with pytest.raises(RequestRefused):
         await scheduler.place_request(SchedulingRequest(3000))
     assert scheduler.counters.refusals.by_label["429"] == 2
@@ -312,11 +314,11 @@ async def test_retry_avoids_failed_instances_if_another_exists():
     for _ in range(4):
         assert (
             await scheduler.place_request(SchedulingRequest(10, failed_instances=frozenset([1]), earlier_attempts=1))
-        ).p.id == 2
+        ).prefill_instance.id == 2
     table.remove_instance(2)
     assert (
         await scheduler.place_request(SchedulingRequest(10, failed_instances=frozenset([1]), earlier_attempts=1))
-    ).p.id == 1
+    ).prefill_instance.id == 1
 
 
 async def test_unmeasured_instance_is_not_flooded():
@@ -324,7 +326,7 @@ async def test_unmeasured_instance_is_not_flooded():
     one, _ = table
     for tokens in (100, 1000):
         one.prefill.time_model.add_observation(tokens, tokens / 1000)
-    placed_ids = [(await scheduler.place_request(SchedulingRequest(100))).p.id for _ in range(10)]
+    placed_ids = [(await scheduler.place_request(SchedulingRequest(100))).prefill_instance.id for _ in range(10)]
     assert placed_ids.count(1) == placed_ids.count(2) == 5
 
 
@@ -332,10 +334,10 @@ async def test_chooses_only_ready_instances():
     table, scheduler = simulated_cluster("mixed", "mixed")
     one, two = table
     report_status(table, one, ready=False)
-    assert {(await scheduler.place_request(SchedulingRequest(10))).p.id for _ in range(4)} == {2}
+    assert {(await scheduler.place_request(SchedulingRequest(10))).prefill_instance.id for _ in range(4)} == {2}
     report_status(table, one, ready=True)
     table.record_status(two, {"service": {"roleStatus": "RoleSwitching"}, "parley": {"role": "mixed"}})
-    assert {(await scheduler.place_request(SchedulingRequest(10))).p.id for _ in range(4)} == {1}
+    assert {(await scheduler.place_request(SchedulingRequest(10))).prefill_instance.id for _ in range(4)} == {1}
     news = []
     table.watchers.append(lambda instance, what: news.append((instance.id, what)))
     report_status(table, two, ready=False)
@@ -436,13 +438,13 @@ async def test_decode_that_refuses_handovers_is_paused_longer_each_time():
 
     async def run_request(refused=()):
         with await scheduler.place_request(SchedulingRequest(10)) as placement:
-            if placement.separate and placement.d.id in refused:
+            if placement.separate and placement.decode_instance.id in refused:
                 placement.report_handover_refused()
             else:
                 clock.now += 0.01
                 placement.report_first_token()
                 placement.report_tokens()
-        return placement.d.id if placement.separate else 0
+        return placement.decode_instance.id if placement.separate else 0
 
     decode_ids = [await run_request({2}) for _ in range(6)]
     assert decode_ids == [2, 2, 2, 3, 3, 3]

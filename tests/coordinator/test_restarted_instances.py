@@ -125,7 +125,7 @@ async def test_requests_that_come_during_a_check_share_the_next_one():
         await early
     await answers.wait_for(2)
     answers.questions[1].set_result(True)
-    assert [(await placing).p.id for placing in late] == [1] * 20
+    assert [(await placing).prefill_instance.id for placing in late] == [1] * 20
     assert len(answers.questions) == 2
 
 
@@ -194,7 +194,9 @@ async def test_the_only_instance_is_used_again_after_a_fault_as_soon_as_it_answe
     scheduler, _, _ = recheck_of(table, answer)
     table.mark_faulty(one)
     placement = await scheduler.place_request(SchedulingRequest(10))
-    assert (placement.p, placement.d) == (one, two) and asked == ["http://10.0.0.1:8000/v1/status"]
+    assert (placement.prefill_instance, placement.decode_instance) == (one, two) and asked == [
+        "http://10.0.0.1:8000/v1/status"
+    ]
 
 
 async def test_a_retried_request_ends_the_fault_of_the_only_instance_that_failed_it():
@@ -203,7 +205,7 @@ async def test_a_retried_request_ends_the_fault_of_the_only_instance_that_failed
     scheduler, _, _ = recheck_of(table, ready_answer)
     table.mark_faulty(one)
     retried = SchedulingRequest(10, earlier_attempts=1, failed_instances=frozenset({one.id}))
-    assert (await scheduler.place_request(retried)).p is one
+    assert (await scheduler.place_request(retried)).prefill_instance is one
 
 
 async def test_faults_remain_that_have_nothing_to_do_with_a_refused_request():
@@ -225,7 +227,7 @@ async def test_faults_remain_that_have_nothing_to_do_with_a_refused_request():
             await scheduler.place_request(SchedulingRequest(10, model="a"))
         assert not faulty.is_usable(table.clock())
         report_status(table, healthy, models=["b"])
-    assert (await scheduler.place_request(SchedulingRequest(10, model="b"))).p is healthy
+    assert (await scheduler.place_request(SchedulingRequest(10, model="b"))).prefill_instance is healthy
 
 
 async def test_the_answer_of_an_instance_that_has_left_changes_nothing():

@@ -21,7 +21,7 @@ from parley.dialects import mounts
 from parley.dialects.bench import LoadShape
 from parley.dialects.mounts import INNER_MOUNTS, ApiMount, universal_mounts
 from parley.disagg.wire.prompt_hash import PromptReader
-from parley.serving.pages import metrics_page
+from parley.serving.web_pages import metrics_page
 
 LINE = ApiMount("", made_up_dialect.DIALECT)
 

@@ -26,7 +26,7 @@ from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.networks.rope import RopeConfig, Unfusable
-from parley.native.layout import Span
+from parley.native.layout import RowSpan
 from parley.types import EngineRequest, ParleySettings, SamplingOptions
 
 LINEAR_SCALING = {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}}
@@ -174,7 +174,7 @@ def test_fused_layer_runs_few_torch_operators(architecture, most):
         )
         assert info.fused
         positions = torch.arange(3)
-        spans = [Span(i, 1, 1, [i]) for i in range(3)]
+        spans = [RowSpan(i, 1, 1, [i]) for i in range(3)]
         batch = PackedBatch(positions, torch.zeros(3, dtype=torch.int64), positions * PAGE_SIZE, spans)
         with torch.inference_mode(), OperatorCounter() as counter:
             runner.network.compute_hidden(batch, runner.pages)

@@ -20,7 +20,7 @@ from parley.gguf.header import BLOCK_TYPES, GgufError, read_model
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.checkpoint.gguf_blocks import decode_blocks, grouped_bits
 from parley.model.checkpoint.quantization import read_plain_weight
-from parley.model.checkpoint.weights import BlockWeight
+from parley.model.checkpoint.weights import GgufBlockWeight
 from parley.model.load.check import check_model
 from parley.model.load.loader import load_runner
 from parley.model.networks.config_reader import read_decoder_config
@@ -102,7 +102,7 @@ def test_reads_the_config_and_every_tensor_of_the_folder_that_a_file_was_made_fr
     assert read_decoder_config(read_config(unpacked)) == read_decoder_config(read_config(folder))
 
 
-def random_blocks(kind: str, rows: int, in_features: int) -> BlockWeight:
+def random_blocks(kind: str, rows: int, in_features: int) -> GgufBlockWeight:
     """Random blocks with scales that weights have, instead of any float16."""
     number, blocks = next(numbered_type for numbered_type in BLOCK_TYPES.items() if numbered_type[1].name == kind)
     raw = np.random.default_rng(number).integers(
@@ -118,14 +118,14 @@ def random_blocks(kind: str, rows: int, in_features: int) -> BlockWeight:
             raw[..., 53], raw[..., 55] = raw[..., 53] & 15, raw[..., 55] & 15 | 0x20
         elif at in (0, 52, 64) or "_1" in kind or "_K" in kind:
             raw[..., at + 1] = raw[..., at + 1] % 8 + 0x20  # 0.008 to 0.1
-    return BlockWeight(torch.from_numpy(raw).view(rows, -1), blocks)
+    return GgufBlockWeight(torch.from_numpy(raw).view(rows, -1), blocks)
 
 
 @pytest.mark.parametrize("kind", [blocks.name for blocks in BLOCK_TYPES.values() if blocks.numbers > 1])
 def test_multiplies_packed_blocks_as_the_decoded_weight(kind):
     parts = [random_blocks(kind, rows, 512) for rows in (102, 26)]
     x = torch.randn(9, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
-    packed = BlockWeight.pack_merged(parts, None, torch.bfloat16, torch.device("cpu"))
+    packed = GgufBlockWeight.pack_merged(parts, None, torch.bfloat16, torch.device("cpu"))
     actual = native.lm_head_logits(x, packed)
     decoded = torch.cat([part.decode_into(torch.empty(part.out_features, 512)) for part in parts])
     expected = (x.double() @ decoded.double().T).float()
@@ -142,7 +142,7 @@ def test_keeps_the_types_of_merged_layers():
     for kinds in (["Q4_K", "Q4_K", "Q6_K"], ["Q8_0", "Q5_K"], ["Q6_K", "Q4_1"]):
         parts = [random_blocks(kind, rows, 512) for kind, rows in zip(kinds, (64, 33, 40), strict=False)]
         ones = torch.ones(sum(part.out_features for part in parts), dtype=torch.bfloat16)  # as biases are read
-        packed = BlockWeight.pack_merged(parts, ones, torch.bfloat16, CPU)
+        packed = GgufBlockWeight.pack_merged(parts, ones, torch.bfloat16, CPU)
         decoded = torch.cat([part.decode_into(torch.empty(part.out_features, 512)) for part in parts])
         is_packed = native.packed_layout_id() is not None
         decoded = decoded if is_packed else decoded.bfloat16().float()

@@ -23,7 +23,7 @@ from parley.gguf.model_config import model_config
 from parley.model.checkpoint.files import Checkpoint, read_config
 from parley.model.checkpoint.gguf_tensors import read_gguf_entries
 from parley.model.checkpoint.quantization import read_plain_weight
-from parley.model.checkpoint.weights import BlockWeight
+from parley.model.checkpoint.weights import GgufBlockWeight
 from parley.model.networks.config_reader import read_decoder_config
 from parley.model.networks.rope import Unfusable
 from parley.types import EngineRequest, SamplingOptions
@@ -455,7 +455,7 @@ def test_orders_the_inputs_of_tiled_value_heads(width, kind, tmp_path):
     checkpoint = Checkpoint(unpack_gguf(convert_folder(tmp_path / "x.gguf", folder, outputs=kind)))
     name = "model.layers.0.linear_attn.out_proj.weight"
     stored = read_plain_weight(checkpoint, name, 64, 4 * width)
-    assert isinstance(stored, BlockWeight) == (width % 32 == 0)
+    assert isinstance(stored, GgufBlockWeight) == (width % 32 == 0)
     original = Checkpoint(folder).view_tensor(name, 64, 4 * width)
     assert (stored.to_float() - original).norm() / original.norm() < (0.01 if kind == "Q8_0" else 0.15)
 

@@ -49,10 +49,10 @@ def logits_and_info(folder, **settings):
     """Logits of a few tokens, and the engine's ModelInfo."""
     runner, info = load_test_runner(folder, pack_cache=True, **settings)
     from parley.model.networks.network import PackedBatch
-    from parley.native.layout import Span
+    from parley.native.layout import RowSpan
 
     positions = torch.arange(9)
-    batch = PackedBatch(positions * 3 + 1, positions, positions, [Span(0, 9, 9, [0])])
+    batch = PackedBatch(positions * 3 + 1, positions, positions, [RowSpan(0, 9, 9, [0])])
     with torch.inference_mode():
         return runner.network.compute_logits(runner.network.compute_hidden(batch, runner.pages)), info
 

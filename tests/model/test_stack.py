@@ -20,7 +20,7 @@ from parley.model.networks.paged_kv import PagedKV
 from parley.model.networks.position_tables import make_rope_table
 from parley.model.networks.rope import RopeConfig
 from parley.native.layer import DecoderLayer
-from parley.native.layout import Span
+from parley.native.layout import RowSpan
 
 # Every size of a small batch by night; else those around the widths of the kernels' tiles.
 COUNTS = (
@@ -93,7 +93,7 @@ def test_row_of_real_width_layers_is_batch_invariant(size, layers, kind):
 
     def next_logits(first: int, count: int) -> torch.Tensor:
         """Logits of the next token for each of ``count`` sequences."""
-        spans = [Span(i, 1, PAST + 1, tables[first + i].tolist()) for i in range(count)]
+        spans = [RowSpan(i, 1, PAST + 1, tables[first + i].tolist()) for i in range(count)]
         slots = tables[first : first + count, PAST // PAGE_SIZE] * PAGE_SIZE + PAST % PAGE_SIZE
         batch = PackedBatch(tokens[first : first + count], torch.full((count,), PAST), slots, spans)
         return model.compute_logits(model.compute_hidden(batch, pages))

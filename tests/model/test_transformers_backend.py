@@ -20,7 +20,7 @@ from parley.model.load.transformers import load_transformers, one_line
 from parley.model.load.transformers_network import TransformersNetwork
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
-from parley.native.layout import Span
+from parley.native.layout import RowSpan
 from parley.text.media_family import read_media_family
 from parley.types import EngineRequest, SamplingOptions
 
@@ -59,7 +59,9 @@ def paged_logits(network: TransformersNetwork, tokens: list[int]) -> torch.Tenso
     pages = PagedKV(network.kv_layers, count, network.model.dtype)
     pages.clear_pages(list(range(count)))
     places = torch.arange(len(tokens))
-    batch = PackedBatch(torch.tensor(tokens), places, places, [Span(0, len(tokens), len(tokens), list(range(count)))])
+    batch = PackedBatch(
+        torch.tensor(tokens), places, places, [RowSpan(0, len(tokens), len(tokens), list(range(count)))]
+    )
     return network.compute_logits(network.compute_hidden(batch, pages))
 
 

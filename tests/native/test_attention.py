@@ -16,7 +16,7 @@ from parley import native
 from parley.core.sequence import PAGE_SIZE
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
-from parley.native.layout import LayerKV, Span
+from parley.native.layout import LayerKV, RowSpan
 from parley.native.torch_forms import torch_attention
 
 pytestmark = pytest.mark.usefixtures("kernel_level")
@@ -91,7 +91,7 @@ class AttentionCase:
                 past, computed[i] = computed[i], computed[i] + count
                 # A page is cleared when it is allocated, not earlier.
                 pages.clear_pages(tables[i][-(-past // PAGE_SIZE) : -(-computed[i] // PAGE_SIZE)])
-                spans.append(Span(rows, count, computed[i], tables[i][: -(-computed[i] // PAGE_SIZE)]))
+                spans.append(RowSpan(rows, count, computed[i], tables[i][: -(-computed[i] // PAGE_SIZE)]))
                 slots += [tables[i][p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(past, computed[i])]
                 batch_parts.append((i, past, count))
                 rows += count
@@ -390,7 +390,7 @@ def test_attention_separates_scores_too_large_for_bfloat16():
 
 def test_torch_attention_plan_bounds_group_size():
     table = list(range(64))
-    spans = [Span(i, 1, 1000, table) for i in range(500)]
+    spans = [RowSpan(i, 1, 1000, table) for i in range(500)]
     groups = torch_attention.plan_tiles(
         spans,
         heads=4,
@@ -405,7 +405,7 @@ def test_torch_attention_plan_bounds_group_size():
 
 
 def test_torch_attention_plan_reads_only_window_pages():
-    spans = [Span(0, 1, 5000, list(range(400)))]
+    spans = [RowSpan(0, 1, 5000, list(range(400)))]
     (group,) = torch_attention.plan_tiles(
         spans,
         heads=1,
@@ -420,7 +420,7 @@ def test_torch_attention_plan_reads_only_window_pages():
 
 
 def test_torch_attention_masks_stay_small_for_long_contexts():
-    spans = [Span(0, 2048, 32768, list(range(2048)))]
+    spans = [RowSpan(0, 2048, 32768, list(range(2048)))]
     groups = torch_attention.plan_tiles(
         spans,
         heads=2,

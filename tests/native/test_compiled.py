@@ -240,7 +240,7 @@ def test_compiled_rope_write_matches_torch_kernels(kernels, rows, dim, half, hea
         page_format = (torch_attention if implementation is torch_kernels else kernels).page_format(
             layer, torch.bfloat16
         )
-        pool = native.PagePool(torch.full((5, *page_format.shape), 7.0, dtype=torch.bfloat16), page_format)
+        pool = native.LayerPages(torch.full((5, *page_format.shape), 7.0, dtype=torch.bfloat16), page_format)
         places = native.write_indices(slots, page_format)
         queries = implementation.rope_write(qkv.clone(), cos, sin, pool, places, **options)
         results.append((queries, *unpack_pages(pool)))
@@ -271,7 +271,7 @@ def test_compiled_and_torch_kernels_write_equal_kv(kernels, rows, dim, value_dim
     results = []
     for implementation in (kernels, torch_attention):
         page_format = implementation.page_format(layer, kv_dtype)
-        pool = native.PagePool(torch.zeros(5, *page_format.shape, dtype=kv_dtype), page_format)
+        pool = native.LayerPages(torch.zeros(5, *page_format.shape, dtype=kv_dtype), page_format)
         implementation.write_kv(keys, values, pool, native.write_indices(slots, page_format))
         results.append(unpack_pages(pool))
     for actual, expected in zip(*results, strict=True):

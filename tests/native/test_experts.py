@@ -37,7 +37,7 @@ def pack_random(kind: str, out_features: int, in_features: int, seed: int) -> na
         values = torch.randint(0, 16 if kind == "q4_k" else 64, (out_features, in_features), generator=source).byte()
         heads = torch.randint(0, 256, (out_features, in_features // 256, 20), generator=source).byte()
         heads[..., 1:4:2] = 5  # scales and minimums of about 1e-4
-        return kernels.pack_grouped_parts([native.BlockedWeight(values, heads.view(torch.int32), kind)], bias)
+        return kernels.pack_grouped_parts([native.PackedBlockWeight(values, heads.view(torch.int32), kind)], bias)
     if kind == "int4":
         return native.pack_grouped(native.round_int4(weight, 32), bias, torch.bfloat16)
     return native.pack_weight(weight.bfloat16(), bias)

@@ -15,9 +15,9 @@ from parley.native.compiled_forms.compiled_kernels import CompiledKernels
 from parley.native.torch_forms import torch_kernels
 from parley.native.torch_forms.torch_grouped import (
     FLOAT_ZERO_DTYPES,
-    BlockedWeight,
     GroupedPieces,
     GroupedWeight,
+    PackedBlockWeight,
     dequantize_grouped,
     round_int4,
 )
@@ -237,7 +237,7 @@ def test_every_number_of_8_bits_is_exact_and_rows_are_batch_invariant(kernels, t
     assert torch.equal(torch.cat([kernels.lm_head_logits(row, packed) for row in x.split(9)]), actual)
 
 
-def random_blocked_weight(code: str, outer: int, inner: int, seed: int = 0) -> tuple[BlockedWeight, torch.Tensor]:
+def random_blocked_weight(code: str, outer: int, inner: int, seed: int = 0) -> tuple[PackedBlockWeight, torch.Tensor]:
     """A weight of random blocks, and its numbers by the definition of GGUF's types: float64 [out, in]."""
     source = torch.Generator().manual_seed(seed)
     bits, group, has_minimums = BLOCK_CODES[code]
@@ -262,7 +262,7 @@ def random_blocked_weight(code: str, outer: int, inner: int, seed: int = 0) -> t
     if has_minimums:
         numbers -= (factors[..., 1:].double() * integers[..., 1].double())[..., None]
     values += 4 * (code == "q3_k")
-    return BlockedWeight(values, heads, code), numbers.reshape(outer, inner)
+    return PackedBlockWeight(values, heads, code), numbers.reshape(outer, inner)
 
 
 @pytest.mark.parametrize("code", ["zero1_bf16", "zero2_f16", "zero3_f16", "zero3_bf16", "int2", "int3"])

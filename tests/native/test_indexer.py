@@ -9,8 +9,8 @@ from parley import native
 from parley.core.sequence import PAGE_SIZE
 from parley.model.networks.paged_kv import limit_spans
 from parley.native import indexer
-from parley.native.layout import LayerKV, Span
-from parley.native.pool import PagePool
+from parley.native.layout import LayerKV, RowSpan
+from parley.native.pool import LayerPages
 
 CPU = torch.device("cpu")
 HEADS, DIM = 3, 24
@@ -20,20 +20,20 @@ def random_tensor(*shape: int, seed: int, dtype: torch.dtype = torch.float32) ->
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def empty_pool(pages: int, layer: LayerKV, dtype: torch.dtype, *, int8: bool = False) -> PagePool:
+def empty_pool(pages: int, layer: LayerKV, dtype: torch.dtype, *, int8: bool = False) -> LayerPages:
     page_format = native.choose_page_format(layer, dtype, CPU, int8=int8)
-    return PagePool(torch.zeros(pages + 1, *page_format.shape, dtype=page_format.dtype), page_format)
+    return LayerPages(torch.zeros(pages + 1, *page_format.shape, dtype=page_format.dtype), page_format)
 
 
-def store_keys(keys: torch.Tensor, pool: PagePool, slots: torch.Tensor) -> None:
+def store_keys(keys: torch.Tensor, pool: LayerPages, slots: torch.Tensor) -> None:
     value_dim = pool.page_format.layer.value_dim
     native.write_kv(keys, keys[..., :value_dim], pool, native.write_indices(slots, pool.page_format))
 
 
-def attend_rows(queries: torch.Tensor, pages: PagePool, tables: list[list[int]], length: int) -> torch.Tensor:
+def attend_rows(queries: torch.Tensor, pages: LayerPages, tables: list[list[int]], length: int) -> torch.Tensor:
     """Return the attention of each query over the ``length`` tokens of its own table."""
     plan = native.plan_attention(
-        [Span(row, 1, length, table) for row, table in enumerate(tables)],
+        [RowSpan(row, 1, length, table) for row, table in enumerate(tables)],
         heads=queries.shape[1],
         page_format=pages.page_format,
         window=None,
@@ -68,14 +68,14 @@ def test_chosen_tokens_follow_the_definition_in_every_batch(dtype):
         scores = (torch.einsum("rhd,kd->rhk", query, keys[:, 0]).relu() * weight[..., None]).sum(1)
         for row in range(own_rows):
             expected.append(chosen_by_definition(scores[row, : length - own_rows + row + 1], count))
-        spans.append(Span(sum(rows[:number]), own_rows, length, table))
+        spans.append(RowSpan(sum(rows[:number]), own_rows, length, table))
         queries.append(query.to(dtype))
         weights.append(weight)
     together = indexer.choose_tokens(
         torch.cat(queries), torch.cat(weights), pool, indexer.plan_choice(spans, HEADS, pool), count
     )
     assert together.tolist() == expected
-    alone = Span(0, 1, lengths[0] - rows[0] + 8, spans[0].table)  # the eighth row of the first sequence
+    alone = RowSpan(0, 1, lengths[0] - rows[0] + 8, spans[0].table)  # the eighth row of the first sequence
     groups = indexer.plan_choice([alone], HEADS, pool)
     chosen = indexer.choose_tokens(queries[0][7:8], weights[0][7:8], pool, groups, count)
     assert chosen.tolist() == expected[7:8]
@@ -92,10 +92,10 @@ def test_equal_keys_have_equal_scores_wherever_they_lie():
     query, weight = random_tensor(rows, HEADS, DIM, seed=8), random_tensor(rows, HEADS, seed=9)
     scores = (torch.einsum("rhd,kd->rhk", query, different[:, 0]).relu() * weight[..., None]).sum(1)[:, order]
     expected = [chosen_by_definition(scores[row, : length - rows + row + 1], count) for row in range(rows)]
-    spans = [Span(0, rows, length, table)]
+    spans = [RowSpan(0, rows, length, table)]
     together = indexer.choose_tokens(query, weight, pool, indexer.plan_choice(spans, HEADS, pool), count)
     assert together.tolist() == expected
-    last = indexer.plan_choice([Span(0, 1, length, table)], HEADS, pool)
+    last = indexer.plan_choice([RowSpan(0, 1, length, table)], HEADS, pool)
     assert indexer.choose_tokens(query[-1:], weight[-1:], pool, last, count).tolist() == expected[-1:]
 
 
@@ -104,7 +104,7 @@ def test_scores_that_are_not_numbers_are_the_lowest():
     keys = random_tensor(60, 1, DIM, seed=0)
     keys[10:20] = torch.nan
     store_keys(keys, pool, torch.arange(60))
-    groups = indexer.plan_choice([Span(0, 1, 60, [0, 1, 2, 3])], HEADS, pool)
+    groups = indexer.plan_choice([RowSpan(0, 1, 60, [0, 1, 2, 3])], HEADS, pool)
     chosen = indexer.choose_tokens(torch.ones(1, HEADS, DIM), torch.ones(1, HEADS), pool, groups, 50)
     assert chosen.tolist() == [[*range(10), *range(20, 60)]]
 
@@ -136,7 +136,13 @@ def test_attention_over_copies_has_the_bits_of_attention_over_pages(dtype, int8)
 
 
 def test_rows_beyond_a_limit_see_one_token_and_other_rows_are_unchanged():
-    within, over, crossing = Span(0, 3, 10, [5]), Span(3, 1, 40, [1, 2, 3]), Span(4, 4, 22, [7, 8])
+    within, over, crossing = RowSpan(0, 3, 10, [5]), RowSpan(3, 1, 40, [1, 2, 3]), RowSpan(4, 4, 22, [7, 8])
     assert limit_spans([within, crossing], 30) == [within, crossing]
     limited = limit_spans([within, over, crossing], 20)
-    assert limited == [within, Span(3, 1, 1, [1]), Span(4, 2, 20, [7, 8]), Span(6, 1, 1, [7]), Span(7, 1, 1, [7])]
+    assert limited == [
+        within,
+        RowSpan(3, 1, 1, [1]),
+        RowSpan(4, 2, 20, [7, 8]),
+        RowSpan(6, 1, 1, [7]),
+        RowSpan(7, 1, 1, [7]),
+    ]

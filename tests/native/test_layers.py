@@ -26,7 +26,7 @@ from parley.native.compiled_forms.compiled_kernels import CompiledKernels
 from parley.native.compiled_forms.compiled_layers import LAYER_NORMS
 from parley.native.layer import DecoderLayer
 from parley.native.layer_shape import ACTIVATIONS, LayerShape
-from parley.native.layout import Span
+from parley.native.layout import RowSpan
 from parley.native.torch_forms.torch_grouped import GroupedWeight
 
 try:
@@ -175,7 +175,7 @@ class RandomModel:
             length = int(self.random_integers(count, CONTEXT + 1, 1))
             table = [pages + i for i in range(-(-length // PAGE_SIZE))]
             pages += len(table)
-            spans.append(Span(len(positions), count, length, table[::-1]))
+            spans.append(RowSpan(len(positions), count, length, table[::-1]))
             for position in range(length - count, length):
                 positions.append(position)
                 slots.append(spans[-1].table[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE)

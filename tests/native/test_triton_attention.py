@@ -11,8 +11,8 @@ from support.triton_device import DEVICE, DTYPE, IS_NIGHT, random_rows
 from parley import native
 from parley.core.sequence import PAGE_SIZE
 from parley.native import batch_tables
-from parley.native.layout import LayerKV, Span
-from parley.native.pool import PagePool
+from parley.native.layout import LayerKV, RowSpan
+from parley.native.pool import LayerPages
 from parley.native.torch_forms import torch_attention
 from parley.native.triton_forms import triton_attention
 
@@ -50,7 +50,7 @@ class Cache:
         page_format = torch_attention.page_format(layer, torch.int8 if case.int8 else DTYPE)
         counts = [-(-length // PAGE_SIZE) for length in lengths]
         pages = torch.zeros(sum(counts) + 1, *page_format.shape, dtype=page_format.dtype, device=DEVICE)
-        self.pool = PagePool(pages, page_format)
+        self.pool = LayerPages(pages, page_format)
         numbers = iter(torch.randperm(sum(counts), generator=torch.Generator().manual_seed(1)).tolist())
         self.tables = [[next(numbers) for _ in range(count)] for count in counts]
         self.keys = [random_rows(n, case.kv_heads, case.dim, seed=i) for i, n in enumerate(lengths)]
@@ -68,7 +68,7 @@ class Cache:
         """Attend with queries [T, heads, dim] of ``parts``: sequence, number of rows, and position after them."""
         spans, first = [], 0
         for sequence, count, end in parts:
-            spans.append(Span(first, count, end, self.tables[sequence][: -(-end // PAGE_SIZE)]))
+            spans.append(RowSpan(first, count, end, self.tables[sequence][: -(-end // PAGE_SIZE)]))
             first += count
         tables = batch_tables.BatchTables.of_spans(spans, None, DEVICE)
         return triton_attention.attend(
@@ -133,7 +133,7 @@ def test_tokens_see_later_ones_up_to_their_end():
     """As those of an image do in some models."""
     cache = Cache(CASES["plain"], [40])
     queries = random_rows(5, 4, 32, seed=3)
-    span = Span(0, 5, 40, cache.tables[0])
+    span = RowSpan(0, 5, 40, cache.tables[0])
     tables = batch_tables.BatchTables.of_spans([span], torch.tensor([38, 38, 38, 39, 99], device=DEVICE), DEVICE)
     result = triton_attention.attend(queries, cache.pool, native.TablePlan(tables, 0), scale=32**-0.5)
     for i, last in enumerate([37, 37, 37, 38, 39]):
@@ -146,7 +146,7 @@ def test_windows_reach_ahead_in_texts_that_are_read_both_ways():
     cache = Cache(case, [length])
     queries = random_rows(rows, case.heads, case.dim, seed=3)
     visible_ends = (torch.arange(length - rows, length, device=DEVICE) + case.window).clamp(max=length)
-    tables = batch_tables.BatchTables.of_spans([Span(0, rows, length, cache.tables[0])], visible_ends, DEVICE)
+    tables = batch_tables.BatchTables.of_spans([RowSpan(0, rows, length, cache.tables[0])], visible_ends, DEVICE)
     plan = native.TablePlan(tables, case.window, is_ahead=True)
     for is_split in (False, True):
         result = triton_attention.attend(queries, cache.pool, plan, scale=case.dim**-0.5, is_split=is_split)
@@ -160,7 +160,7 @@ def test_rows_that_fill_a_batch_read_no_page_and_give_zeros():
     cache.pool.data[-1].fill_(float("nan"))  # page 0 of the table that such a row has
     queries = random_rows(2, 4, 32, seed=3)
     tables = batch_tables.BatchTables.of_spans(
-        [Span(0, 1, 40, cache.tables[0]), Span(1, 1, 1, [len(cache.pool.data) - 1])], None, DEVICE
+        [RowSpan(0, 1, 40, cache.tables[0]), RowSpan(1, 1, 1, [len(cache.pool.data) - 1])], None, DEVICE
     )
     tables.visible_ends[1] = 0
     for is_split in (False, True):

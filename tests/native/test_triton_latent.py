@@ -11,8 +11,8 @@ from parley.core.sequence import PAGE_SIZE
 from parley.native import batch_tables, kernel_choice
 from parley.native.experts import stack_experts
 from parley.native.layer_shape import Norm
-from parley.native.layout import LayerKV, Span
-from parley.native.pool import PagePool
+from parley.native.layout import LayerKV, RowSpan
+from parley.native.pool import LayerPages
 from parley.native.torch_forms import torch_attention, torch_latent
 from parley.native.torch_forms.torch_kernels import TorchPacked
 from parley.native.triton_forms import triton_attention, triton_kernels
@@ -21,9 +21,9 @@ from parley.native.triton_forms.triton_packed import TritonPacked
 RANK, ROTARY, PLAIN, HEADS = 40, 8, 24, 3
 
 
-def empty_pool(pages: int) -> PagePool:
+def empty_pool(pages: int) -> LayerPages:
     page_format = torch_attention.page_format(LayerKV(1, RANK + ROTARY, RANK, has_latents=True), DTYPE)
-    return PagePool(torch.zeros(pages + 1, *page_format.shape, dtype=DTYPE, device=DEVICE), page_format)
+    return LayerPages(torch.zeros(pages + 1, *page_format.shape, dtype=DTYPE, device=DEVICE), page_format)
 
 
 def random_angles(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,10 +69,10 @@ def test_attention_over_latents():
         latents.append(random_rows(length, 1, RANK + ROTARY, seed=row))
         slots = torch.arange(length, device=DEVICE) + table[0] * PAGE_SIZE
         torch_attention.store_rows(latents[-1], pool, native.write_indices(slots, pool.page_format))
-        spans.append(Span(row, 1, length, table))
+        spans.append(RowSpan(row, 1, length, table))
     queries, scale = random_rows(2, heads, RANK + ROTARY, seed=9), 0.15
 
-    def attend(queries: torch.Tensor, spans: list[Span], is_split: bool) -> torch.Tensor:
+    def attend(queries: torch.Tensor, spans: list[RowSpan], is_split: bool) -> torch.Tensor:
         plan = native.TablePlan(batch_tables.BatchTables.of_spans(spans, None, DEVICE), 0)
         return triton_attention.attend(queries, pool, plan, scale=scale, is_split=is_split)
 
@@ -83,7 +83,7 @@ def test_attention_over_latents():
         weights = (queries[row].double() @ keys.t() * scale).softmax(-1)
         exact = weights @ keys[:, :RANK]
         assert (whole[row].double() - exact).abs().max() < 2e-3 * exact.abs().max()
-        alone = Span(0, 1, lengths[row], spans[row].table)
+        alone = RowSpan(0, 1, lengths[row], spans[row].table)
         assert torch.equal(attend(queries[row : row + 1], [alone], False)[0], whole[row])
 
 

@@ -9,7 +9,7 @@ from support.triton_device import DEVICE, DTYPE, random_rows, use_triton
 from parley import native
 from parley.native.layer_shape import ACTIVATIONS, Norm
 from parley.native.layout import LayerKV
-from parley.native.pool import PagePool
+from parley.native.pool import LayerPages
 from parley.native.torch_forms import torch_attention, torch_kernels, torch_streams
 from parley.native.triton_forms import triton_kernels
 
@@ -86,7 +86,7 @@ def test_rotation_and_pages(int8, rotary, norm, is_interleaved):
     layer = LayerKV(kv_heads, dim, dim)
     page_format = torch_attention.page_format(layer, torch.int8 if int8 else DTYPE)
     pools = [
-        PagePool(torch.zeros(3, *page_format.shape, dtype=page_format.dtype, device=DEVICE), page_format)
+        LayerPages(torch.zeros(3, *page_format.shape, dtype=page_format.dtype, device=DEVICE), page_format)
         for _ in range(2)
     ]
     slots = torch.tensor([5, 33, 17, 2], device=DEVICE)
@@ -111,7 +111,7 @@ def test_rotation_and_pages(int8, rotary, norm, is_interleaved):
 def test_norms_that_triton_does_not_have_are_computed_by_torch(monkeypatch):
     use_triton(monkeypatch)
     page_format = torch_attention.page_format(LayerKV(2, 16, 16), DTYPE)
-    pools = [PagePool(torch.zeros(3, *page_format.shape, dtype=DTYPE, device=DEVICE), page_format) for _ in range(2)]
+    pools = [LayerPages(torch.zeros(3, *page_format.shape, dtype=DTYPE, device=DEVICE), page_format) for _ in range(2)]
     indices = torch_attention.write_indices(torch.tensor([5, 33, 17, 2], device=DEVICE), page_format.shape)
     qkv = random_rows(4, (3 + 2 * 2) * 16, seed=6)
     cos, sin = (random_rows(4, 1, 16, seed=i, dtype=torch.float32) for i in (7, 8))
@@ -127,7 +127,7 @@ def test_norms_that_triton_does_not_have_are_computed_by_torch(monkeypatch):
 
 def test_queries_alone_are_rotated_and_nothing_is_stored():
     page_format = torch_attention.page_format(LayerKV(2, 16, 16), DTYPE)
-    pool = PagePool(torch.zeros(3, *page_format.shape, dtype=DTYPE, device=DEVICE), page_format)
+    pool = LayerPages(torch.zeros(3, *page_format.shape, dtype=DTYPE, device=DEVICE), page_format)
     indices = torch_attention.write_indices(torch.tensor([5, 33, 17, 2], device=DEVICE), page_format.shape)
     queries = random_rows(4, 3 * 16, seed=6)
     cos, sin = (random_rows(4, 1, 16, seed=i, dtype=torch.float32) for i in (7, 8))
@@ -140,7 +140,7 @@ def test_queries_alone_are_rotated_and_nothing_is_stored():
 def test_rows_without_a_place_are_not_stored():
     layer = LayerKV(1, 16, 16)
     page_format = torch_attention.page_format(layer, DTYPE)
-    pool = PagePool(torch.zeros(2, *page_format.shape, dtype=DTYPE, device=DEVICE), page_format)
+    pool = LayerPages(torch.zeros(2, *page_format.shape, dtype=DTYPE, device=DEVICE), page_format)
     indices = torch_attention.write_indices(torch.tensor([-1, 3], device=DEVICE), page_format.shape)
     empty = torch.empty(2, 1, 0, device=DEVICE)
     triton_kernels.rope_write(random_rows(2, 48, seed=1), empty, empty, pool, indices)

@@ -7,16 +7,16 @@ import asyncio
 import pytest
 
 from parley.serving.records import background
-from parley.serving.records.background import BackgroundRuns, KeptEvents
+from parley.serving.records.background import BackgroundRunner, KeptEvents
 from parley.serving.records.memory_records import MemoryRecordStore
 
 
 @pytest.fixture
-def runs() -> BackgroundRuns:
-    return BackgroundRuns(MemoryRecordStore(1 << 20, 60.0))
+def runs() -> BackgroundRunner:
+    return BackgroundRunner(MemoryRecordStore(1 << 20, 60.0))
 
 
-async def end_run(runs: BackgroundRuns, name: str, size: int) -> KeptEvents:
+async def end_run(runs: BackgroundRunner, name: str, size: int) -> KeptEvents:
     """Run a request whose stream has ``size`` bytes to its end."""
     kept = KeptEvents()
 
@@ -30,7 +30,7 @@ async def end_run(runs: BackgroundRuns, name: str, size: int) -> KeptEvents:
 
 
 async def test_runs_that_ended_first_are_forgotten_first_and_running_ones_never(
-    runs: BackgroundRuns, monkeypatch: pytest.MonkeyPatch
+    runs: BackgroundRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "MAX_KEPT_BYTES", 3 * (1000 + background.RUN_BYTES))
     endless = asyncio.Event()
@@ -50,7 +50,7 @@ async def test_runs_that_ended_first_are_forgotten_first_and_running_ones_never(
     assert [name for name in ("endless", *"abcd") if runs.find_run("", name)] == []  # it alone is too large
 
 
-async def test_runs_are_forgotten_after_their_time(runs: BackgroundRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_runs_are_forgotten_after_their_time(runs: BackgroundRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "EVENTS_KEPT_SECONDS", 0.01)
     await asyncio.gather(*(end_run(runs, name, 100) for name in "ab"))
     async with asyncio.timeout(60):
@@ -63,7 +63,7 @@ async def test_runs_are_forgotten_after_their_time(runs: BackgroundRuns, monkeyp
 
 
 async def test_time_of_an_ended_run_does_not_end_a_new_one_of_its_name(
-    runs: BackgroundRuns, monkeypatch: pytest.MonkeyPatch
+    runs: BackgroundRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "EVENTS_KEPT_SECONDS", 0.02)
     await end_run(runs, "a", 100)
@@ -79,7 +79,7 @@ async def test_time_of_an_ended_run_does_not_end_a_new_one_of_its_name(
     await running.task
 
 
-async def test_a_run_that_is_stopped_before_its_first_step_still_ends_its_work(runs: BackgroundRuns) -> None:
+async def test_a_run_that_is_stopped_before_its_first_step_still_ends_its_work(runs: BackgroundRunner) -> None:
     ended_names = []
 
     async def generate(name: str) -> None:

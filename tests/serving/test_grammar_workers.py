@@ -18,7 +18,7 @@ from support.http_client import HELLO_CHAT
 from parley.child_process import python_command
 from parley.demo import model_folder
 from parley.errors import InvalidValue, NotReady
-from parley.serving.workers.grammar_workers import GrammarWorker, GrammarWorkers
+from parley.serving.workers.grammar_workers import GrammarWorker, GrammarWorkerPool
 from parley.tenant_executor import TenantExecutor
 from parley.text.grammar.answer_question import AnswerCompiled, AnswerRefused, encode_question
 from parley.text.grammar.limits import CRASHED, TOO_SLOW
@@ -81,12 +81,12 @@ def pipeline() -> TextPipeline:
 
 
 @pytest.fixture
-def start_workers() -> Iterator[Callable[..., GrammarWorkers]]:
+def start_workers() -> Iterator[Callable[..., GrammarWorkerPool]]:
     """Make groups of workers, whose processes end with the test."""
-    groups: list[GrammarWorkers] = []
+    groups: list[GrammarWorkerPool] = []
 
-    def start(*arguments: Any) -> GrammarWorkers:
-        groups.append(GrammarWorkers(*arguments))
+    def start(*arguments: Any) -> GrammarWorkerPool:
+        groups.append(GrammarWorkerPool(*arguments))
         return groups[-1]
 
     yield start

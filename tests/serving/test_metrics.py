@@ -15,8 +15,8 @@ from parley.metrics.key_names import MAX_KEYS
 from parley.metrics.model_metrics import ModelMetrics, ModelSnapshot
 from parley.metrics.series import BucketHistogram, LabelledCounter, scalar_lines
 from parley.serving import request_metrics
-from parley.serving.pages.metrics_page import fit_buckets, render_metrics_page
 from parley.serving.request_metrics import RequestMetrics
+from parley.serving.web_pages.metrics_page import fit_buckets, render_metrics_page
 from parley.types import EngineStats, Request, TextPrompt, Usage
 from parley.web.logs import AccessLogEntry
 

@@ -10,7 +10,7 @@ from urllib.parse import urljoin, urlsplit
 from support.http_client import RunningServer
 
 from parley.dialects.mounts import API_MOUNTS, DOCUMENT_PATH, dedicated_mounts
-from parley.serving.pages.activity_history import KEPT_SAMPLES, SAMPLE_FIELDS, ActivityHistory
+from parley.serving.web_pages.activity_history import KEPT_SAMPLES, SAMPLE_FIELDS, ActivityHistory
 from parley.ui import CONTENT_TYPES, PAGE_NAMES, page_files
 
 KEY, OTHER_KEY, ADMIN_KEY = "sk-right-key-0123456789", "sk-other-key-0123456789", "sk-admin-key-0123456789"

@@ -27,8 +27,8 @@ from parley.core.sequence import PAGE_SIZE
 from parley.native.batch_tables import BatchTables
 from parley.native.experts import Experts, stack_experts
 from parley.native.layer_shape import Norm
-from parley.native.layout import LayerKV, Span
-from parley.native.pool import PagePool
+from parley.native.layout import LayerKV, RowSpan
+from parley.native.pool import LayerPages
 from parley.native.torch_forms import torch_attention
 from parley.native.torch_forms.torch_grouped import GroupedWeight
 from parley.native.triton_forms import (
@@ -236,14 +236,14 @@ def expert_weights(width: int) -> dict[str, list]:
     return result
 
 
-def make_pool(is_int8: bool, dim: int = DIM) -> PagePool:
+def make_pool(is_int8: bool, dim: int = DIM) -> LayerPages:
     page_format = torch_attention.page_format(LayerKV(KV_HEADS, dim, dim), torch.int8 if is_int8 else DTYPE)
-    return PagePool(torch.zeros(64, *page_format.shape, dtype=page_format.dtype), page_format)
+    return LayerPages(torch.zeros(64, *page_format.shape, dtype=page_format.dtype), page_format)
 
 
 def attention_calls():
     for count in (1, 64):
-        span = Span(0, count, 1000, list(range(-(-1000 // PAGE_SIZE))))
+        span = RowSpan(0, count, 1000, list(range(-(-1000 // PAGE_SIZE))))
         tables = BatchTables.of_spans([span], None, torch.device("cpu"))
         for dim in (64, 128, 256):
             queries = torch.zeros(count, HEADS, dim, dtype=DTYPE)
@@ -265,10 +265,10 @@ def latent_calls():
     """Latent attention with the sizes of DeepSeek-V3."""
     rank, rotary = 512, 64
     page_format = torch_attention.page_format(LayerKV(1, rank + rotary, rank, has_latents=True), DTYPE)
-    pool = PagePool(torch.zeros(64, *page_format.shape, dtype=DTYPE), page_format)
+    pool = LayerPages(torch.zeros(64, *page_format.shape, dtype=DTYPE), page_format)
     norm, key_up = Norm(torch.ones(rank), 1e-6), TritonPacked(torch.zeros(HEADS, rank, DIM, dtype=DTYPE), None)
     for count in (1, 64):
-        span = Span(0, count, 1000, list(range(-(-1000 // PAGE_SIZE))))
+        span = RowSpan(0, count, 1000, list(range(-(-1000 // PAGE_SIZE))))
         plan = native.TablePlan(BatchTables.of_spans([span], None, torch.device("cpu")), 0)
         queries = torch.zeros(count, HEADS, rank + rotary, dtype=DTYPE)
         for is_split in (False, True):

@@ -10,10 +10,10 @@ from parley.native.layout import LayerKV
 ROWS = [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 100, 128, 257]
 
 
-def empty_pool(pages: int, layer: LayerKV, int8: bool = False) -> native.PagePool:
+def empty_pool(pages: int, layer: LayerKV, int8: bool = False) -> native.LayerPages:
     """Return pages of bfloat16 rows, or of int8, filled with zeros."""
     page_format = native.choose_page_format(layer, torch.bfloat16, torch.device("cpu"), int8=int8)
-    return native.PagePool(torch.zeros(pages, *page_format.shape, dtype=page_format.dtype), page_format)
+    return native.LayerPages(torch.zeros(pages, *page_format.shape, dtype=page_format.dtype), page_format)
 
 
 def check_batch_invariant(kernel, *inputs: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.disagg.kv.peer import KVPeer
 from parley.engine.scripted_engine import ScriptedEngine, echo_prompt
 from parley.serving import model_facts, model_registry, served_model
-from parley.serving.media.workers import MediaWorkers
+from parley.serving.media.workers import MediaWorkerPool
 from parley.serving.served_model import ServedModel
 from parley.serving.server_options import ServerOptions
 from parley.types import AttachedSettings, EngineRequest, EngineSettings, ParleySettings
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class SharedMediaWorkers(MediaWorkers):
+class SharedMediaWorkers(MediaWorkerPool):
     """Media processes that survive their server: each imports Transformers when it starts, which takes seconds."""
 
     def close(self) -> None:
@@ -54,11 +54,11 @@ class SharedMediaWorkers(MediaWorkers):
 
 
 @pytest.fixture(scope="session")
-def share_media_workers() -> Iterator[Callable[[str, int], MediaWorkers]]:
+def share_media_workers() -> Iterator[Callable[[str, int], MediaWorkerPool]]:
     """Return the media workers of a model folder, the same for all tests; those of the last three folders are kept."""
     shared_workers: dict[tuple[str, int], SharedMediaWorkers] = {}
 
-    def find_workers(model_folder: str, count: int = 1, command: list[str] | None = None) -> MediaWorkers:
+    def find_workers(model_folder: str, count: int = 1, command: list[str] | None = None) -> MediaWorkerPool:
         assert command is None, "an engine with media processes of its own"
         key = (model_folder, count)
         shared_workers[key] = shared_workers.pop(key, None) or SharedMediaWorkers(model_folder, count)
@@ -76,7 +76,7 @@ Serve = Callable[..., Awaitable[RunningServer]]
 
 @pytest.fixture
 async def serve(
-    folder: Path, share_media_workers: Callable[[str, int], MediaWorkers], monkeypatch: pytest.MonkeyPatch
+    folder: Path, share_media_workers: Callable[[str, int], MediaWorkerPool], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Serve]:
     """Start servers.
 
@@ -85,7 +85,7 @@ async def serve(
     at this address. The rest are server options.
     """
     running: list[tuple[RunningServer, asyncio.Task[None]]] = []
-    monkeypatch.setattr(served_model, "MediaWorkers", share_media_workers)
+    monkeypatch.setattr(served_model, "MediaWorkerPool", share_media_workers)
 
     async def start_server(
         reply: Callable[[EngineRequest, int], list[int]] = echo_prompt,

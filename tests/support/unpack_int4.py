@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 
 from parley.core.sequence import PAGE_SIZE
-from parley.native.pool import PagePool
+from parley.native.pool import LayerPages
 
 NAN = 0xFF  # a byte that makes every float and every scale NaN
 
 
-def fill_with_nan(pool: PagePool) -> None:
+def fill_with_nan(pool: LayerPages) -> None:
     """Fill all pages but the last with NaN, as a previous owner might have left them."""
     pool.data[:-1].view(torch.uint8).fill_(NAN)
 
 
-def unpack_pages(pool: PagePool) -> tuple[torch.Tensor, torch.Tensor]:
+def unpack_pages(pool: LayerPages) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values as float32 [pages, 16, heads, dim or value_dim]."""
     layer, data = pool.page_format.layer, pool.data
     sizes = (layer.dim, layer.value_dim)[: 1 if layer.has_latents else 2]

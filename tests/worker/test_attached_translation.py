@@ -19,7 +19,7 @@ from parley.worker.attached.server_facts import (
 )
 from parley.worker.attached.server_metrics import CacheTotals, read_metrics
 from parley.worker.attached.server_totals import ServerTotals
-from parley.worker.attached.token_answers import AnsweredChoice, TokenAnswer, read_answer, write_choice, write_pooling
+from parley.worker.attached.token_answers import ChoiceChunk, TokenAnswer, read_answer, write_choice, write_pooling
 from parley.worker.vllm.outputs.output_reader import LOWEST_LOGPROB, read_scores
 from parley.worker.vllm.requests.continuation import Continuation
 
@@ -185,7 +185,7 @@ def test_finds_the_message_of_an_error(answer: bytes, text: str):
 def test_pages_are_kept_and_fetched_by_the_servers():
     kept = body(lease=True)
     assert kept["kv_transfer_params"]["do_remote_decode"] is True and not kept["stream"]
-    answer = TokenAnswer([AnsweredChoice([7], "length")], kv_transfer_params={"remote_port": 5})
+    answer = TokenAnswer([ChoiceChunk([7], "length")], kv_transfer_params={"remote_port": 5})
     output = read_answer("c", request(), answer)
     assert output is not None and output.kv_transfer_params == {"remote_port": 5}
     way = Continuation(page_move={"do_remote_prefill": True})

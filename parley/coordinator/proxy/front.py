@@ -34,10 +34,10 @@ from parley.dialects.mounts import ApiMount
 from parley.dialects.request_context import RequestContext
 from parley.dialects.route import ModelList, Route, RouteKind
 from parley.errors import SERVER_ERROR, NotAllowed, NotFound, ParleyError
-from parley.serving.pages.page_files import send_page_file
 from parley.serving.records.connection_records import ConnectionStore
 from parley.serving.server_options import ServerOptions
 from parley.serving.socket_handshake import serve_websocket
+from parley.serving.web_pages.page_files import send_page_file
 from parley.tracing.request_trace import SpanExporter
 from parley.types import Tenant
 from parley.web.auth import ApiKeys, BrowserGuard

@@ -21,7 +21,7 @@ PAUSE_BOUNDS = 0.5, 30.0  # seconds of that pause: the first, and the longest
 REPORT_DELAY = 10.0  # seconds until a prompt sent to an instance must appear in its report
 
 
-class OfferedModel(NamedTuple):
+class InstanceModel(NamedTuple):
     """A model of an instance: its names with those of its adapters, the main one first, and its tasks; None if the
     instance does not tell them."""
 
@@ -62,7 +62,7 @@ class ClusterInstance:
     context_length: int = 0  # in tokens; 0 if not reported
     p_percentage: int = 50
     models: frozenset[str] = frozenset()  # all names
-    offered: tuple[OfferedModel, ...] = ()  # the main model first
+    offered: tuple[InstanceModel, ...] = ()  # the main model first
     layout: str = ""
     epoch: str = ""
     peers: frozenset[int] = frozenset()

@@ -16,10 +16,9 @@ from parley.coordinator import refusals
 from parley.coordinator.config import CoordinatorOptions
 from parley.coordinator.routing.cost_model import moving_average
 from parley.coordinator.routing.counters import AttemptEnd, RequestCounters
+from parley.coordinator.routing.implied_model import ModelRequirement
 from parley.coordinator.routing.instance import ClusterInstance, least_loaded
 from parley.coordinator.routing.instance_table import InstanceEvent, InstanceTable
-from parley.coordinator.routing.load import HeldDemand
-from parley.coordinator.routing.model_choice import ModelRequirement
 from parley.coordinator.routing.policies import (
     CacheAffinityPolicy,
     InstancePair,
@@ -45,19 +44,36 @@ class RequestRefused(Exception):
 
 
 class Placement:
-    """The instances of one attempt at a request, and the resources it holds there.
+    """The instances of one attempt at a request, and the resources it holds there. One instance may do both parts.
 
     The caller reports its progress: ``report_first_token``, ``report_tokens``, ``close_placement``. Each may be called
     at any time and repeatedly. As a context manager it closes itself.
     """
 
-    __slots__ = ("_began", "_charges", "_failed", "_first", "_fresh", "_last", "_probed", "_scheduler", "_second", "d",
-                 "ok", "p", "prompt_tokens", "separate", "tenant", "tokens")  # fmt: skip
+    __slots__ = (
+        "_decode_charge",
+        "_failed",
+        "_first_token_at",
+        "_last_token_at",
+        "_placed_at",
+        "_prefill_charge",
+        "_prefill_tokens",
+        "_probed",
+        "_scheduler",
+        "_second_token_at",
+        "decode_instance",
+        "ok",
+        "prefill_instance",
+        "prompt_tokens",
+        "separate",
+        "tenant",
+        "tokens",
+    )
 
     def __init__(self, scheduler: InstanceScheduler, pair: InstancePair, view: RequestView):
         request, now = view.request, view.now
-        self.p, self.d = pair.p, pair.d
-        self.separate = pair.p is not pair.d
+        self.prefill_instance, self.decode_instance = pair.prefill_instance, pair.decode_instance
+        self.separate = pair.prefill_instance is not pair.decode_instance
         self.prompt_tokens = request.prompt_tokens
         self.tenant = request.tenant
         self.tokens = 0
@@ -66,18 +82,19 @@ class Placement:
         scheduler.counters.count_placement(self.separate)
         scheduler.queue.start_service(self.tenant, request.prompt_tokens)
         self._scheduler = scheduler
-        prefill_demand = view.demand_on(self.p)
-        self._fresh = self.p.prefill.tokens + prefill_demand.tokens  # tokens to compute before its first token
-        self._charges: tuple[HeldDemand, HeldDemand] = (
-            self.p.prefill.add_demand(prefill_demand, self.separate),
-            self.d.decode.add_demand(view.demand_on(self.d)),
-        )
+        prefill_demand = view.demand_on(self.prefill_instance)
+        # the tokens that the instance computes before the first token of this request
+        self._prefill_tokens = self.prefill_instance.prefill.tokens + prefill_demand.tokens
+        self._prefill_charge = self.prefill_instance.prefill.add_demand(prefill_demand, self.separate)
+        self._decode_charge = self.decode_instance.decode.add_demand(view.demand_on(self.decode_instance))
         self._failed = False  # one of its instances failed the request
-        self._probed = [instance for instance in (self.p, self.d) if instance.breaker.begin_probe()]
-        self._began, self._first, self._second, self._last = now, 0.0, 0.0, 0.0
-        self.p.note_prompt(request.prefix_marks, now)
+        instances = (self.prefill_instance, self.decode_instance)
+        self._probed = [instance for instance in instances if instance.breaker.begin_probe()]
+        # by the table's clock; 0: not yet
+        self._placed_at, self._first_token_at, self._second_token_at, self._last_token_at = now, 0.0, 0.0, 0.0
+        self.prefill_instance.note_prompt(request.prefix_marks, now)
         if self.separate:
-            self.d.note_prompt(request.prefix_marks, now)
+            self.decode_instance.note_prompt(request.prefix_marks, now)
 
     def __enter__(self) -> Placement:
         return self
@@ -86,17 +103,17 @@ class Placement:
         self.close_placement(kind is None)
 
     def report_first_token(self) -> None:
-        """Report that P has answered with the first token."""
-        if self._first or self.ok is not None:
+        """Report that the prefill instance has answered with the first token."""
+        if self._first_token_at or self.ok is not None:
             return
         now = self._scheduler.table.clock()
-        self._first = self._last = now
+        self._first_token_at = self._last_token_at = now
         self.tokens += 1
-        self._charges[0].release_demand()
+        self._prefill_charge.release_demand()
         if self.separate:
-            self.p.breaker.close_breaker()
-        self.p.prefill.time_model.add_observation(self._fresh, now - self._began)
-        self._scheduler.counters.record_ttft(now - self._began)
+            self.prefill_instance.breaker.close_breaker()
+        self.prefill_instance.prefill.time_model.add_observation(self._prefill_tokens, now - self._placed_at)
+        self._scheduler.counters.record_ttft(now - self._placed_at)
         self._scheduler.queue.accept_tenant(self.tenant)
         self._scheduler.wake_queue()
 
@@ -115,28 +132,28 @@ class Placement:
 
     def report_timeout(self, reason: str) -> None:
         """Report that the instance that had the request at this moment took too long."""
-        self.report_failure(self.d if self._first else self.p, reason)
+        self.report_failure(self.decode_instance if self._first_token_at else self.prefill_instance, reason)
 
     def report_handover_refused(self) -> None:
-        """Report that D refused to take the request over from P."""
-        self.p.record_refusal(self.d, self._scheduler.table.clock())
+        """Report that the decode instance refused to take the request over."""
+        self.prefill_instance.record_refusal(self.decode_instance, self._scheduler.table.clock())
 
     def report_tokens(self, count: int = 1, last_at: float | None = None) -> None:
         """Report ``count`` further tokens. ``last_at``: when the last of them came, by the table's clock; None: now."""
-        if not self._second:
+        if not self._second_token_at:
             self._record_decode_start()
-        self._last = self._scheduler.table.clock() if last_at is None else last_at
+        self._last_token_at = self._scheduler.table.clock() if last_at is None else last_at
         self.tokens += count
 
     def _record_decode_start(self) -> None:
-        """Record D's first token."""
+        """Record the first token of the decode instance, the second of the request."""
         self.report_first_token()
-        self._second = self._scheduler.table.clock()
+        self._second_token_at = self._scheduler.table.clock()
         if self.separate:
-            side = self.d.decode
-            gap = self._second - self._first
-            self.p.handover_refusals.pop(self.d.id, None)
-            side.time_model.add_observation(self._charges[1].demand.tokens, max(0.0, gap - side.token_seconds))
+            side = self.decode_instance.decode
+            gap = self._second_token_at - self._first_token_at
+            self.prefill_instance.handover_refusals.pop(self.decode_instance.id, None)
+            side.time_model.add_observation(self._decode_charge.demand.tokens, max(0.0, gap - side.token_seconds))
             self._scheduler.counters.record_transfer(gap)
 
     def close_placement(self, ok: bool = True, *, cancelled: bool = False) -> None:
@@ -145,23 +162,23 @@ class Placement:
             return
         self.ok = ok
         if ok and not self._failed:
-            self.d.breaker.close_breaker()
+            self.decode_instance.breaker.close_breaker()
         for instance in self._probed:
             instance.breaker.end_probe()
-        decode_tasks = self.d.decode.tasks
+        decode_tasks = self.decode_instance.decode.tasks
         self._scheduler.open_requests -= 1
-        for charge in self._charges:
-            charge.release_demand()
+        self._prefill_charge.release_demand()
+        self._decode_charge.release_demand()
         token_seconds = None
-        if self.tokens > 2 and self._last > self._second:
-            token_seconds = (self._last - self._second) / (self.tokens - 2)
-            side = self.d.decode
+        if self.tokens > 2 and self._last_token_at > self._second_token_at:
+            token_seconds = (self._last_token_at - self._second_token_at) / (self.tokens - 2)
+            side = self.decode_instance.decode
             side.token_seconds = moving_average(side.token_seconds, token_seconds)
             side.token_model.add_observation(decode_tasks, token_seconds)
-            side.stay_seconds = moving_average(side.stay_seconds, self._last - self._began)
-        first = self._first - self._began if self._first else None
+            side.stay_seconds = moving_average(side.stay_seconds, self._last_token_at - self._placed_at)
+        ttft = self._first_token_at - self._placed_at if self._first_token_at else None
         outcome: AttemptEnd = "ok" if ok else "cancelled" if cancelled else "failed"
-        self._scheduler.counters.record_end(outcome, first, token_seconds, self.prompt_tokens, self.tokens)
+        self._scheduler.counters.record_end(outcome, ttft, token_seconds, self.prompt_tokens, self.tokens)
         self._scheduler.queue.record_service(self.tenant, self.tokens)
         self._scheduler.wake_queue()
 
@@ -173,8 +190,8 @@ class EndingPlacement(Placement):
     __slots__ = ()
 
     def __init__(self, scheduler: InstanceScheduler, instance: ClusterInstance):
-        self.p = self.d = instance
-        self.separate, self.ok, self._scheduler, self._first = False, None, scheduler, 0.0
+        self.prefill_instance = self.decode_instance = instance
+        self.separate, self.ok, self._scheduler, self._first_token_at = False, None, scheduler, 0.0
 
     def report_first_token(self) -> None:
         """Do nothing: no token is computed."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from parley.coordinator.config import CoordinatorOptions, InstanceConfig
+from parley.coordinator.routing.implied_model import ImpliedModelFinder, ModelRequirement
 from parley.coordinator.routing.instance import ClusterInstance
-from parley.coordinator.routing.model_choice import ModelChoices, ModelRequirement
 from parley.coordinator.routing.status_report import apply_status
 from parley.dialects.mounts import known_spelling
 from parley.disagg.kv.layout import layout_difference
@@ -32,7 +32,7 @@ class InstanceTable:
         self.clock = clock
         self.instances: dict[int, ClusterInstance] = {}
         self.watchers: list[TableWatcher] = []
-        self.choices = ModelChoices(lambda: self.instances.values())
+        self.choices = ImpliedModelFinder(lambda: self.instances.values())
         self.list_received = False  # a controller's list has been received
         for static in options.instances:
             self.add_instance(configured_instance(static))

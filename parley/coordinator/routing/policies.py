@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from parley.coordinator.config import CoordinatorOptions
+from parley.coordinator.routing.implied_model import ModelRequirement
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.load import JobSide, ResourceDemand, decode_load, prefill_load
-from parley.coordinator.routing.model_choice import ModelRequirement
 from parley.disagg.wire.prompt_hash import ConversationHashes, PrefixMark
 
 
@@ -49,14 +49,14 @@ class SchedulingRequest(msgspec.Struct, frozen=True):
 
 
 class InstancePair(NamedTuple):
-    """The instances for prefill and decode.
+    """The instances for prefill and decode, which may be one.
 
     ``predicted_ttft``: predicted seconds to the first token, None without measurements; ``queue_seconds``: the part of
     them spent waiting for other requests.
     """
 
-    p: ClusterInstance
-    d: ClusterInstance
+    prefill_instance: ClusterInstance
+    decode_instance: ClusterInstance
     predicted_ttft: float | None = None
     queue_seconds: float = 0.0
 
@@ -200,7 +200,7 @@ class CacheAffinityPolicy(CandidatePolicy):
                 pair = InstancePair(previous, previous)
         pair = pair or self._round_robin.pick_pair(mixed)
         if pair is not None:
-            self._conversations[turns.full_hash] = pair.p.id
+            self._conversations[turns.full_hash] = pair.prefill_instance.id
             self._conversations.move_to_end(turns.full_hash)
             while len(self._conversations) > self.options.cache_size:
                 self._conversations.popitem(last=False)

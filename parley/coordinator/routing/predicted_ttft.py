@@ -29,7 +29,7 @@ class PredictedTtftPolicy(CandidatePolicy):
         mode = self.options.separate
         ds = self.decode_candidates(view)
         pair = self._separate_pair(view, ds)
-        if pair is not None and pair.p.role == "mixed":
+        if pair is not None and pair.prefill_instance.role == "mixed":
             return pair
         whole_capable = [instance for instance in view.usable if instance.native and instance.role != "mixed"]
         if mode == "never":
@@ -42,7 +42,7 @@ class PredictedTtftPolicy(CandidatePolicy):
             )
         if mode == "always":
             return pair
-        if pair.p.handover_paused(pair.d, view.now):
+        if pair.prefill_instance.handover_paused(pair.decode_instance, view.now):
             return self._single_instance(view, whole_capable) or pair
         short_decoders = [d for d in ds if d.native and _stays_on_decode(view, d, pair)]
         self._short_prompts += bool(short_decoders)
@@ -88,7 +88,9 @@ class PredictedTtftPolicy(CandidatePolicy):
             for instance in instances
             if self.has_room_on(instance, instance.decode if instance.decode.instance_share else instance.prefill, view)
         ]
-        return min(pairs, key=lambda pair: (pair[1].predicted_ttft or 0.0, pair[0], pair[1].p.id))[1] if pairs else None
+        if not pairs:
+            return None
+        return min(pairs, key=lambda pair: (pair[1].predicted_ttft or 0.0, pair[0], pair[1].prefill_instance.id))[1]
 
 
 def _stays_on_decode(view: RequestView, d: ClusterInstance, pair: InstancePair) -> bool:
@@ -97,10 +99,10 @@ def _stays_on_decode(view: RequestView, d: ClusterInstance, pair: InstancePair) 
     On D it delays each stream there, and one more that may arrive; when separated it waits for P and is transferred.
     Unless both are measured, nothing counts as short.
     """
-    time_model = d.prefill.time_model if d.prefill.time_model.seen else pair.p.prefill.time_model
+    time_model = d.prefill.time_model if d.prefill.time_model.seen else pair.prefill_instance.prefill.time_model
     prefill_seconds = time_model.predict_cost(view.demand_on(d).tokens)
     queue_seconds = time_model.predict_cost(view.demand_on(d).tokens + d.prefill.tokens)
-    handover_seconds = pair.d.decode.time_model.predict_cost(view.demand_on(pair.d).tokens)
+    handover_seconds = pair.decode_instance.decode.time_model.predict_cost(view.demand_on(pair.decode_instance).tokens)
     if prefill_seconds is None or queue_seconds is None or handover_seconds is None:
         return False
     return (queue_seconds - prefill_seconds) + prefill_seconds * (
@@ -133,7 +135,7 @@ def predict_crowding(pair: InstancePair, slo: float) -> tuple[bool, float]:
     Counts the requests that will be on D when the request's prefill ends: part of the present ones have left by then,
     given the mean time that requests stay. The second value is the expected number of seconds until one of them ends.
     """
-    side = pair.d.decode
+    side = pair.decode_instance.decode
     left_share = min(1.0, (pair.predicted_ttft or 0.0) / side.stay_seconds) if side.stay_seconds else 0.0
     remaining_tasks = side.tasks * (1.0 - left_share)
     token_seconds = side.token_model.predict_cost(remaining_tasks + 1)

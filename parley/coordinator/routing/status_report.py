@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from parley.coordinator.routing.instance import ClusterInstance, OfferedModel
-from parley.coordinator.routing.model_choice import read_offered_models
+from parley.coordinator.routing.implied_model import read_offered_models
+from parley.coordinator.routing.instance import ClusterInstance, InstanceModel
 from parley.coordinator.tolerant_json import is_amount, is_count
 from parley.disagg.wire.prompt_hash import MAX_REPORTED_HASHES
 
@@ -65,7 +65,9 @@ def apply_status(instance: ClusterInstance, status: Mapping[str, Any]) -> str:
     return epoch if isinstance(epoch, str) else ""
 
 
-def _keep_known_tasks(known: tuple[OfferedModel, ...], offered: tuple[OfferedModel, ...]) -> tuple[OfferedModel, ...]:
+def _keep_known_tasks(
+    known: tuple[InstanceModel, ...], offered: tuple[InstanceModel, ...]
+) -> tuple[InstanceModel, ...]:
     """Return the models that an instance offers now. While it loads one, the tasks that it had before are kept."""
     known_tasks = {name: model.tasks for model in known for name in model.names}
     return tuple(

@@ -29,7 +29,7 @@ URGENT_PRIORITY = -inf  # priority of the choices of a group that has started, u
 
 
 @dataclass(eq=False, slots=True)
-class Lease:
+class PageLease:
     """The lease of one request. ``hashes``: of the pages that it will have; ``pages``: those that it has.
 
     ``pending_choices``: the choices without a result yet. ``has_states``: layers keep a state, so the lease also holds
@@ -63,7 +63,7 @@ class Lease:
 class LeaseGroup:
     """Leases that end together. ``has_started``: a choice of one of their requests has been admitted."""
 
-    leases: list[Lease] = field(default_factory=list)
+    leases: list[PageLease] = field(default_factory=list)
     has_started: bool = False
 
     @property
@@ -89,7 +89,7 @@ class LeaseGroup:
         return self.pages_required - sum(len(lease.pages) for lease in self.leases)
 
 
-class Leases:
+class PageLeases:
     """Leases by request id.
 
     ``on_pages_leased(request_id, pages)`` is called with the pages that a lease has received, ``set_priority(sequence,
@@ -108,7 +108,7 @@ class Leases:
         self._on_pages_leased = on_pages_leased
         self._set_priority = set_priority
         self._states = states
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, PageLease] = {}
         self._groups: dict[str, LeaseGroup] = {}
         self._started_groups: list[LeaseGroup] = []  # started in the last step
         self._holder_counts: Counter[int] = Counter()  # number of leases that hold a page
@@ -154,7 +154,7 @@ class Leases:
         if request_id in self._leases:
             return
         group = self._groups.setdefault(group_name, LeaseGroup())
-        lease = self._leases[request_id] = Lease(group, hashes, choices, has_states=self._states is not None)
+        lease = self._leases[request_id] = PageLease(group, hashes, choices, has_states=self._states is not None)
         group.leases.append(lease)
         room = self._pool.page_count - (self.claimed_pages(choices[0]) if group.has_started else 0)
         for group_lease in reversed(group.leases):
@@ -201,7 +201,7 @@ class Leases:
             states = [self._pool.page_count + lease.state_slot] if is_complete else []
             self._on_pages_leased(sequence.request_id, new_pages + states)
 
-    def _move_state(self, lease: Lease, new_pages: list[int], states: PagePool) -> list[int]:
+    def _move_state(self, lease: PageLease, new_pages: list[int], states: PagePool) -> list[int]:
         """Make a lease hold the last state that is kept at the end of one of its new pages, instead of its previous
         one. Return the new pages up to that state."""
         for count in range(len(new_pages), 0, -1):

@@ -16,8 +16,8 @@ from parley.core.adapter_cache import AdapterCache
 from parley.core.pages.page_pool import PagePool, count_pages
 from parley.core.scheduler import Scheduler
 from parley.core.sequence import Sequence
-from parley.core.shared_pages.leases import Leases
-from parley.core.shared_pages.reservations import Reservations, ReserveCallback
+from parley.core.shared_pages.leases import PageLeases
+from parley.core.shared_pages.reservations import PageReservations, ReserveCallback
 from parley.types import KVPrefix
 
 
@@ -26,7 +26,7 @@ class PinnedPages:
 
     ``root_name``: root name of all prompt hashes; None where no prefix is cached. ``long_rope_after``: as in
     ``ModelRunner``. ``on_pages_leased(request_id, pages)`` is called with pages added to the lease of a request.
-    ``states``: as in ``Leases``.
+    ``states``: as in ``PageLeases``.
     ``has_changes``: pages were pinned or freed since the last emitted statistics. ``attach_scheduler`` must be called
     before anything else, if the model has pages.
     """
@@ -45,8 +45,8 @@ class PinnedPages:
     ):
         self.has_changes = False
         self._pool = pool
-        self._leases = Leases(pool, on_pages_leased, self._set_priority, states)
-        self._reservations = Reservations(
+        self._leases = PageLeases(pool, on_pages_leased, self._set_priority, states)
+        self._reservations = PageReservations(
             pool, adapter_cache, root_name, vocab_size, long_rope_after, self._reservable_pages, states
         )
 
@@ -99,7 +99,7 @@ class PinnedPages:
         return self._reservations.revoke_reservation()
 
     def open_lease(self, request_id: str, choices: list[Sequence], hashes: list[bytes], group_name: str) -> None:
-        """Open a lease for pages with these hashes, unless the request has one; see ``Leases.open_lease``."""
+        """Open a lease for pages with these hashes, unless the request has one; see ``PageLeases.open_lease``."""
         self._leases.open_lease(request_id, choices, hashes, group_name)
 
     def mark_admitted(self, sequence: Sequence) -> None:

@@ -48,7 +48,7 @@ class ReserveResult(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Reservation:
+class PageReservation:
     """The pages reserved under one key.
 
     * ``prefix``: the prompt.
@@ -76,11 +76,11 @@ class Reservation:
 ReserveCallback = Callable[[ReserveResult], None]
 
 
-class Reservations:
+class PageReservations:
     """Reservations by key. ``root_name``: root name of all prompt hashes; None where no prefix is cached.
 
     ``long_rope_after``: as in ``ModelRunner``. ``reservable_pages()`` returns how many pages may be reserved now.
-    ``states``: the slots for states, as in ``Leases``.
+    ``states``: the slots for states, as in ``PageLeases``.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Reservations:
         self._vocab_size = vocab_size
         self._long_rope_after = long_rope_after
         self._reservable_pages = reservable_pages
-        self._reservations: dict[str, Reservation] = {}
+        self._reservations: dict[str, PageReservation] = {}
         self._awaiting_adapter: dict[str, ReserveCallback] = {}  # callbacks of reservations that wait for an adapter
 
     @property
@@ -220,7 +220,7 @@ class Reservations:
             return ReserveResult(error=NO_CAPACITY, digest=adapter_digest)
         for page in cached_pages:
             self._pool.add_reference(page)
-        reservation = self._reservations[key] = Reservation(
+        reservation = self._reservations[key] = PageReservation(
             prefix, hashes, cached_pages, [self._pool.allocate() for _ in range(fresh_count)]
         )
         numbers = list(reservation.pages)
@@ -235,7 +235,7 @@ class Reservations:
         assert self._states is not None
         return self._states.free_count > 0 or self._states.find_cached(digest) is not None
 
-    def _reserve_state(self, reservation: Reservation, states: PagePool) -> None:
+    def _reserve_state(self, reservation: PageReservation, states: PagePool) -> None:
         """Hold the state at the end of a reservation's pages, or a slot for it."""
         slot = states.find_cached(reservation.hashes[-1])
         if slot is None and states.free_count:

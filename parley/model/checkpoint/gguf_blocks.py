@@ -4,9 +4,9 @@ Each function takes blocks as uint8 [blocks, bytes of a block]. Those that begin
 float32 [blocks, numbers of a block], computed as ggml's reference does (ggml-quants.c), so that the bits are the same.
 Those that begin with ``split`` return scales float32 [blocks, 1] and bits uint8 [blocks, numbers of a block] of a code
 of ``native.GroupedWeight``: a number is the product of both. Those that begin with ``block`` return the integers of
-other types as uint8 [blocks, numbers of a block], and the heads of ``native.BlockedWeight`` as uint8 [blocks, bytes]:
-float16 scale and minimum, then an int8 scale for each group, and after each its minimum if there are any; of Q2_K both
-of a group are in one byte, the scale in the low bits.
+other types as uint8 [blocks, numbers of a block], and the heads of ``native.PackedBlockWeight`` as uint8 [blocks,
+bytes]: float16 scale and minimum, then an int8 scale for each group, and after each its minimum if there are any; of
+Q2_K both of a group are in one byte, the scale in the low bits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from parley.model.checkpoint.gguf_codebooks import (
     block_iq3_s,
     block_iq3_xxs,
 )
-from parley.native import BlockedWeight, GroupedWeight, dequantize_grouped
+from parley.native import GroupedWeight, PackedBlockWeight, dequantize_grouped
 from parley.native.torch_forms.torch_grouped import BLOCK_NUMBERS
 
 SplitBlocks = tuple[torch.Tensor, torch.Tensor]
@@ -252,12 +252,12 @@ def grouped_bits(kind: str) -> float:
     return (BLOCK_KINDS.get(kind) or SPLIT_KINDS[kind]).bits
 
 
-def group_blocks(blocks: torch.Tensor, kind: str, rows: int) -> GroupedWeight | BlockedWeight:
+def group_blocks(blocks: torch.Tensor, kind: str, rows: int) -> GroupedWeight | PackedBlockWeight:
     """Return the weight of ``rows`` outputs in a form that kernels read, without rounding."""
     if kind in BLOCK_KINDS:
         numbers, heads = BLOCK_KINDS[kind].rearrange(blocks)
         words = heads.contiguous().view(torch.int32)
-        return BlockedWeight(numbers.view(rows, -1), words.view(rows, -1, words.shape[1]), BLOCK_KINDS[kind].code)
+        return PackedBlockWeight(numbers.view(rows, -1), words.view(rows, -1, words.shape[1]), BLOCK_KINDS[kind].code)
     return _split_groups(blocks, SPLIT_KINDS[kind], rows)
 
 

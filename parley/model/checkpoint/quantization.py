@@ -31,7 +31,7 @@ from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.gguf_blocks import grouped_bits
 from parley.model.checkpoint.stacked import StackedFormat, StackedFp8Format, StackedMxfp4Format
 from parley.model.checkpoint.weights import (
-    BlockWeight,
+    GgufBlockWeight,
     GroupedLinearWeight,
     Int8Weight,
     LinearSpec,
@@ -62,10 +62,10 @@ class WeightFormat(Protocol):
 
 def read_plain_weight(
     checkpoint: Checkpoint, name: str, out_features: int, in_features: int
-) -> PlainWeight | BlockWeight:
+) -> PlainWeight | GgufBlockWeight:
     """Read a weight that is one tensor [out_features, in_features], of numbers or of blocks. Raises LoadError."""
     if (blocks := checkpoint.block_type(name)) is not None:
-        return BlockWeight(checkpoint.view_blocks(name, out_features, in_features), blocks)
+        return GgufBlockWeight(checkpoint.view_blocks(name, out_features, in_features), blocks)
     return PlainWeight(checkpoint.view_tensor(name, out_features, in_features))
 
 
@@ -156,7 +156,7 @@ class Quantization:
         """Read a linear layer's weight. Raises LoadError."""
         return (self._stored_format(checkpoint, linear) or PLAIN_FORMAT).read_weight(checkpoint, linear)
 
-    def read_embedding(self, checkpoint: Checkpoint, table: LinearSpec) -> PlainWeight | BlockWeight | mlx.MlxRows:
+    def read_embedding(self, checkpoint: Checkpoint, table: LinearSpec) -> PlainWeight | GgufBlockWeight | mlx.MlxRows:
         """Return an embedding table as it is stored. Raises LoadError."""
         stored_format = self._stored_format(checkpoint, table)
         if isinstance(stored_format, mlx.MlxFormat):

@@ -17,7 +17,7 @@ import torch
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.fp4 import MXFP4_GROUP, read_mxfp4
 from parley.model.checkpoint.fp8 import read_fp8, view_scales
-from parley.model.checkpoint.weights import BlockWeight, LinearSpec, LinearWeight, PlainWeight
+from parley.model.checkpoint.weights import GgufBlockWeight, LinearSpec, LinearWeight, PlainWeight
 
 
 class StackedFormat(Protocol):
@@ -65,7 +65,7 @@ class StackedPlainFormat:
         """Read the weight of one expert. Raises LoadError."""
         shape, is_transposed = self._stored_shape(checkpoint, linear, experts)
         if (blocks := checkpoint.block_type(linear.name)) is not None:
-            return BlockWeight(checkpoint.view_blocks(linear.name, *shape)[expert], blocks)
+            return GgufBlockWeight(checkpoint.view_blocks(linear.name, *shape)[expert], blocks)
         if self.has_joined_rows:
             values = self.view_tensors(checkpoint, linear, experts)[0][expert]
             return PlainWeight(values)

@@ -116,7 +116,7 @@ class PlainWeight:
 
     def can_merge(self, other: LinearWeight) -> bool:
         """Whether the other weight is plain, too, or becomes so when it is decoded."""
-        return isinstance(other, PlainWeight | BlockWeight)
+        return isinstance(other, PlainWeight | GgufBlockWeight)
 
     def decode_into(self, target: torch.Tensor) -> torch.Tensor:
         """Write the numbers to ``target`` [out_features, in_features], rounded to its dtype, and return it."""
@@ -125,7 +125,7 @@ class PlainWeight:
     @classmethod
     def pack_merged(
         cls,
-        parts: Sequence[PlainWeight | BlockWeight],
+        parts: Sequence[PlainWeight | GgufBlockWeight],
         bias: torch.Tensor | None,
         dtype: torch.dtype,
         device: torch.device,
@@ -142,7 +142,7 @@ class PlainWeight:
 
 
 @dataclass(frozen=True)
-class BlockWeight:
+class GgufBlockWeight:
     """Blocks of a GGUF file as they are stored: uint8 [out, bytes of a row]."""
 
     rows: torch.Tensor
@@ -171,13 +171,13 @@ class BlockWeight:
         """Return the decoded numbers, float32 [out_features, in_features]."""
         return torch.cat(list(self._decoded_parts()))
 
-    def select_outputs(self, outputs: torch.Tensor) -> BlockWeight:
+    def select_outputs(self, outputs: torch.Tensor) -> GgufBlockWeight:
         """Return the weight of these outputs only: int64 [n]."""
-        return BlockWeight(self.rows[outputs], self.blocks)
+        return GgufBlockWeight(self.rows[outputs], self.blocks)
 
     def can_merge(self, other: LinearWeight) -> bool:
         """Whether the other weight can be decoded as well, or is plain."""
-        return isinstance(other, BlockWeight | PlainWeight)
+        return isinstance(other, GgufBlockWeight | PlainWeight)
 
     def decode_into(self, target: torch.Tensor) -> torch.Tensor:
         """Write the numbers to ``target`` [out_features, in_features], rounded to its dtype, and return it."""
@@ -204,7 +204,7 @@ class BlockWeight:
     @classmethod
     def pack_merged(
         cls,
-        parts: Sequence[PlainWeight | BlockWeight],
+        parts: Sequence[PlainWeight | GgufBlockWeight],
         bias: torch.Tensor | None,
         dtype: torch.dtype,
         device: torch.device,
@@ -212,7 +212,7 @@ class BlockWeight:
         """Pack the parts as they are if a kernel reads them so; else decode all of them into ``dtype``."""
         kernels = native.kernels_of_parts(dtype, device)
         if kernels is not None:
-            blocks = [block for block in _join_alike(parts) if isinstance(block, BlockWeight)]
+            blocks = [block for block in _join_alike(parts) if isinstance(block, GgufBlockWeight)]
             if sum(block.out_features for block in blocks) == sum(part.out_features for part in parts):
                 return kernels.pack_grouped_parts(
                     [block.regroup(kernels.grouped_panel_outputs) for block in blocks], bias
@@ -220,7 +220,7 @@ class BlockWeight:
         return PlainWeight.pack_merged(parts, bias, dtype, device)
 
 
-def _numbers_of(part: PlainWeight | BlockWeight, dtype: torch.dtype) -> torch.Tensor:
+def _numbers_of(part: PlainWeight | GgufBlockWeight, dtype: torch.dtype) -> torch.Tensor:
     """Return the numbers of a weight in ``dtype`` [out_features, in_features]: a copy unless they are stored so."""
     if isinstance(part, PlainWeight) and part.values.dtype == dtype and part.values.is_contiguous():
         return part.values
@@ -229,13 +229,13 @@ def _numbers_of(part: PlainWeight | BlockWeight, dtype: torch.dtype) -> torch.Te
     )
 
 
-def _join_alike(parts: Sequence[PlainWeight | BlockWeight]) -> list[PlainWeight | BlockWeight]:
+def _join_alike(parts: Sequence[PlainWeight | GgufBlockWeight]) -> list[PlainWeight | GgufBlockWeight]:
     """Join adjacent parts with the same type of blocks."""
-    merged: list[PlainWeight | BlockWeight] = []
+    merged: list[PlainWeight | GgufBlockWeight] = []
     for part in parts:
         last = merged[-1] if merged else None
-        if isinstance(part, BlockWeight) and isinstance(last, BlockWeight) and part.blocks == last.blocks:
-            merged[-1] = BlockWeight(torch.cat((last.rows, part.rows)), part.blocks)
+        if isinstance(part, GgufBlockWeight) and isinstance(last, GgufBlockWeight) and part.blocks == last.blocks:
+            merged[-1] = GgufBlockWeight(torch.cat((last.rows, part.rows)), part.blocks)
         else:
             merged.append(part)
     return merged

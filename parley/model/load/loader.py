@@ -181,7 +181,7 @@ class DraftNetwork(NamedTuple):
     length: int
 
 
-class DecoderNetworks(NamedTuple):
+class LoadedDecoder(NamedTuple):
     """The networks that a decoder consists of. ``is_fused``: it is the fused decoder, not Transformers' own code."""
 
     decoder: DecoderNetwork
@@ -230,7 +230,7 @@ def _load_decoder(
 
 def _load_networks(
     settings: ParleySettings, folder: Path, config: dict[str, Any], plan: DecoderPlan, progress: ProgressReport
-) -> DecoderNetworks:
+) -> LoadedDecoder:
     """Load the decoder and its draft model. Media encoders are only planned. Raises LoadError."""
     towers = plan_towers(folder, config, plan.dtype, plan.device)
     _use_threads(settings.threads)
@@ -244,10 +244,10 @@ def _load_networks(
     draft = None
     if settings.draft_model is not None:
         draft = _load_draft_network(settings, folder, Path(settings.draft_model), plan.length)
-    return DecoderNetworks(decoder, is_fused, draft, usable_towers(towers, is_fused=is_fused))
+    return LoadedDecoder(decoder, is_fused, draft, usable_towers(towers, is_fused=is_fused))
 
 
-def _page_bytes(plan: DecoderPlan, networks: DecoderNetworks) -> int:
+def _page_bytes(plan: DecoderPlan, networks: LoadedDecoder) -> int:
     """Return the bytes of a page of the KV cache, together with the draft model's, which needs as many pages."""
     size = PagedKV.page_bytes(networks.decoder.kv_layers, plan.dtype, plan.device, int8=plan.int8_kv)
     if networks.draft is not None:
@@ -256,7 +256,7 @@ def _page_bytes(plan: DecoderPlan, networks: DecoderNetworks) -> int:
     return size
 
 
-def _plan_decoder_cache(settings: ParleySettings, plan: DecoderPlan, networks: DecoderNetworks) -> CacheSizes:
+def _plan_decoder_cache(settings: ParleySettings, plan: DecoderPlan, networks: LoadedDecoder) -> CacheSizes:
     """Return the sizes of the KV cache, which leaves memory for media encoders and steps. Raises LoadError."""
     network, set_aside = networks.decoder, settings.set_aside
     if networks.towers is not None:
@@ -319,7 +319,7 @@ def _describe_decoder(
     folder: Path,
     config: dict[str, Any],
     plan: DecoderPlan,
-    networks: DecoderNetworks,
+    networks: LoadedDecoder,
     runner: DecoderRunner,
 ) -> ModelInfo:
     """Describe the loaded decoder to the API process. Raises LoadError."""
@@ -349,7 +349,7 @@ def _describe_decoder(
     )
 
 
-def _media_encoder(settings: ParleySettings, networks: DecoderNetworks) -> TransformersEncoder | None:
+def _media_encoder(settings: ParleySettings, networks: LoadedDecoder) -> TransformersEncoder | None:
     """Return the encoder of media; None if the model reads text only. Raises LoadError if the encoder is loaded now."""
     towers = networks.towers
     if towers is None:

@@ -9,7 +9,7 @@ import torch
 
 from parley import native
 from parley.model.checkpoint.mlx import MlxRows
-from parley.model.checkpoint.weights import BlockWeight, StoredEmbedding
+from parley.model.checkpoint.weights import GgufBlockWeight, StoredEmbedding
 from parley.model.networks.token_embeddings import EmbeddingParts, LayerInputs, StreamProjections
 from parley.native.layer import AltUpWeights, DecoderLayer, IndexerWeights, StateWeights
 
@@ -26,7 +26,7 @@ PACKED_STRUCTURES = (
     | AltUpWeights
     | StreamProjections
     | StoredEmbedding
-    | BlockWeight
+    | GgufBlockWeight
     | MlxRows
 )
 

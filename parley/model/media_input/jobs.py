@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from parley.engine.media_messages import MediaProcessed, MediaRefused, ProcessMedia
+from parley.engine.media_messages import MediaJobRequest, MediaJobResult, MediaRefused
 from parley.errors import excerpt
 from parley.model.media_input.base64_text import decode_base64
 from parley.model.media_input.digest import item_digest
@@ -68,7 +68,7 @@ class MediaJobs(Generic[ProcessedT]):
         self._processor = processor
         self._fingerprint = fingerprint
 
-    def process_media(self, job: ProcessMedia) -> MediaProcessed | MediaRefused:
+    def process_media(self, job: MediaJobRequest) -> MediaJobResult | MediaRefused:
         """Do a job, and write its features to the target."""
         try:
             return self._process_media(job)
@@ -77,7 +77,7 @@ class MediaJobs(Generic[ProcessedT]):
         except MemoryError:
             return MediaRefused("takes too much memory to decode", "too_slow")
 
-    def _process_media(self, job: ProcessMedia) -> MediaProcessed:
+    def _process_media(self, job: MediaJobRequest) -> MediaJobResult:
         data = read_file(job.source)
         if job.form in ("base64", "base64_embeddings"):
             data = decode_base64(data)
@@ -86,9 +86,9 @@ class MediaJobs(Generic[ProcessedT]):
         digest = item_digest(job.kind, form, data, options, self._fingerprint)
         processed = self._process_data(job, data)
         item = self._processor.describe_item(job.kind, digest, processed)
-        return MediaProcessed(item, write_file(job.target, self._processor.write_features(processed, digest)))
+        return MediaJobResult(item, write_file(job.target, self._processor.write_features(processed, digest)))
 
-    def _process_data(self, job: ProcessMedia, data: bytes) -> ProcessedT:
+    def _process_data(self, job: MediaJobRequest, data: bytes) -> ProcessedT:
         if job.form == "base64_embeddings":
             return self._processor.process_embeddings(job.kind, data)
         if job.kind == "image":
@@ -104,7 +104,7 @@ class MediaJobs(Generic[ProcessedT]):
         check_loading_options(job.loading_options, LOADING_OPTIONS)
         return self._processor.process_video(self._decode_video(job, data), job.processor_options)
 
-    def _decode_video(self, job: ProcessMedia, data: bytes) -> DecodedVideo:
+    def _decode_video(self, job: MediaJobRequest, data: bytes) -> DecodedVideo:
         from parley.model.media_input.video import decode_frames, decode_video
 
         if job.form == "base64_frames":

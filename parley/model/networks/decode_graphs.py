@@ -19,7 +19,7 @@ from parley.core.sequence import PAGE_SIZE
 from parley.model.networks.decoder import FusedDecoder
 from parley.model.networks.network import DecoderNetwork, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
-from parley.native.layout import Span
+from parley.native.layout import RowSpan
 
 log = logging.getLogger("parley.engine")
 
@@ -163,7 +163,7 @@ class DecodeGraphs:
 
     def _record_step(self, size: int, length: int) -> StepGraph:
         """Record a step of ``size`` rows that see at most ``length`` tokens."""
-        spans = [Span(row, 1, length, []) for row in range(size)]
+        spans = [RowSpan(row, 1, length, []) for row in range(size)]
         visible_ends, positions, pages = (
             buffer[:size] for buffer in (self._visible_ends, self._positions, self._tables)
         )

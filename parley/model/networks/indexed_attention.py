@@ -18,8 +18,8 @@ from parley.native import indexer
 from parley.native.device_copy import copy_to_device
 from parley.native.layer import IndexerWeights
 from parley.native.layer_shape import IndexerShape
-from parley.native.layout import Span
-from parley.native.pool import PagePool
+from parley.native.layout import RowSpan
+from parley.native.pool import LayerPages
 from parley.native.torch_forms.torch_attention import TileGroup
 
 COPIED_BYTES = 1 << 25  # most bytes of copied pages at once, or those of one row if it needs more
@@ -33,12 +33,12 @@ class IndexedStep:
 
     def __init__(self, shape: IndexerShape, batch: PackedBatch, cos: torch.Tensor, sin: torch.Tensor):
         self._shape, self._batch, self._cos, self._sin = shape, batch, cos, sin
-        self._spans: list[Span] = []  # of the rows that see more tokens than are chosen, without other rows
+        self._spans: list[RowSpan] = []  # of the rows that see more tokens than are chosen, without other rows
         numbers: list[int] = []
         for span in batch.spans:
             beyond = min(span.count, max(0, span.length - shape.top_k))
             if beyond:
-                self._spans.append(Span(len(numbers), beyond, span.length, span.table))
+                self._spans.append(RowSpan(len(numbers), beyond, span.length, span.table))
                 numbers += range(span.first + span.count - beyond, span.first + span.count)
         self.has_choice = bool(numbers)
         self._rows = copy_to_device(np.array(numbers, np.int64), batch.positions.device)
@@ -67,7 +67,7 @@ class IndexedStep:
         if self.has_choice:
             self._choose_tokens(x, latents, weights, pages.layer_pool(kv_index))
 
-    def _choose_tokens(self, x: torch.Tensor, latents: torch.Tensor, weights: IndexerWeights, pool: PagePool) -> None:
+    def _choose_tokens(self, x: torch.Tensor, latents: torch.Tensor, weights: IndexerWeights, pool: LayerPages) -> None:
         """Score the index keys in ``pool`` and choose tokens for the rows that see more than are chosen."""
         shape = self._shape
         if self._groups is None:
@@ -79,7 +79,7 @@ class IndexedStep:
         tables, spans = self._page_tables()
         self._chosen_slots = tables[spans, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
 
-    def attend(self, queries: torch.Tensor, attended: torch.Tensor, pool: PagePool, *, scale: float) -> None:
+    def attend(self, queries: torch.Tensor, attended: torch.Tensor, pool: LayerPages, *, scale: float) -> None:
         """Attend to the tokens that were chosen last, with queries [T, heads, dim] over the latents in ``pool``; write
         the results to ``attended`` [T, heads, value_dim]. Rows without a choice stay as they are."""
         assert self._chosen_slots is not None, "no layer has chosen tokens"
@@ -108,12 +108,12 @@ class IndexedStep:
             self._tables = copy_to_device(tables, device), copy_to_device(numbers, device)
         return self._tables
 
-    def _plan_rows(self, queries: torch.Tensor, copies: PagePool) -> native.AttentionPlan:
+    def _plan_rows(self, queries: torch.Tensor, copies: LayerPages) -> native.AttentionPlan:
         """Return the plan of attention over ``copies``, where each row is a sequence of its own."""
         count = len(queries)
         if count not in self._plans:
             top_k, size = self._shape.top_k, -(-self._shape.top_k // PAGE_SIZE)
-            spans = [Span(row, 1, top_k, list(range(row * size, (row + 1) * size))) for row in range(count)]
+            spans = [RowSpan(row, 1, top_k, list(range(row * size, (row + 1) * size))) for row in range(count)]
             self._plans[count] = native.plan_attention(
                 spans,
                 heads=queries.shape[1],

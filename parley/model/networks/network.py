@@ -17,8 +17,8 @@ from parley import native
 from parley.core.sequence import PAGE_SIZE
 from parley.model.networks.state_arena import BatchStates
 from parley.native.device_copy import copy_to_device
-from parley.native.layout import LayerKV, Span
-from parley.native.pool import PagePool
+from parley.native.layout import LayerKV, RowSpan
+from parley.native.pool import LayerPages
 
 
 class MediaRows(NamedTuple):
@@ -75,7 +75,7 @@ class PackedBatch:
     token_ids: torch.Tensor
     positions: torch.Tensor
     slot_mapping: torch.Tensor
-    spans: list[Span]
+    spans: list[RowSpan]
     lora_rows: native.LoraRows | None = None
     long_rope: torch.Tensor | None = None
     media: MediaRows | None = None
@@ -91,13 +91,13 @@ class PackedBatch:
     @classmethod
     def pack_parts(cls, parts: Iterable[tuple[list[int], int, list[int]]], device: torch.device) -> PackedBatch:
         """Pack parts of sequences: (tokens, position of the first, pages of the sequence)."""
-        spans: list[Span] = []
+        spans: list[RowSpan] = []
         token_ids: list[int] = []
         positions: list[int] = []
         slot_mapping: list[int] = []
         for tokens, start, table in parts:
             end = start + len(tokens)
-            spans.append(Span(len(token_ids), len(tokens), end, table))
+            spans.append(RowSpan(len(token_ids), len(tokens), end, table))
             token_ids += tokens
             if end - start == 1:
                 positions.append(start)
@@ -142,7 +142,7 @@ class KVPages(Protocol):
     ``layer`` is an index in ``DecoderNetwork.kv_layers``.
     """
 
-    def layer_pool(self, layer: int) -> PagePool:
+    def layer_pool(self, layer: int) -> LayerPages:
         """Return the pages of one layer, for kernels that write them directly."""
 
     def write_indices(self, layer: int, batch: PackedBatch) -> torch.Tensor:

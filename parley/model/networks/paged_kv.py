@@ -18,7 +18,7 @@ from parley import native
 from parley.model.networks.network import PackedBatch
 from parley.native import memory
 from parley.native.device_copy import copy_to_device
-from parley.native.layout import LayerKV, Span
+from parley.native.layout import LayerKV, RowSpan
 from parley.types import LayerRegion
 
 FORMAT_ALIGNMENT = 4096  # bytes; pages of each format begin at a multiple of this
@@ -74,10 +74,12 @@ class PagedKV:
             ]
             arenas = [torch.empty(shape, dtype=kv_format.dtype, device=self.device) for kv_format, shape in shapes]
         self.arenas = arenas  # [layers of one format, pages, ...], by owners: one clear serves them all
-        pools: dict[int, native.PagePool] = {}
+        pools: dict[int, native.LayerPages] = {}
         for (kv_format, numbers), arena in zip(self.format_layers.items(), arenas, strict=True):
             layer_pages = arena.expand(len(numbers), *arena.shape[1:]).unbind(0)
-            pools.update((i, native.PagePool(pages, kv_format)) for i, pages in zip(numbers, layer_pages, strict=True))
+            pools.update(
+                (i, native.LayerPages(pages, kv_format)) for i, pages in zip(numbers, layer_pages, strict=True)
+            )
         self._pools = [pools[i] for i in range(len(kv_layers))]
         self._batch: PackedBatch | None = None
         self._plans: dict[tuple[object, ...], native.AttentionPlan] = {}
@@ -94,7 +96,7 @@ class PagedKV:
             native.choose_page_format(layer, dtype, torch.device(device), int8=int8).page_bytes for layer in kv_layers
         )
 
-    def layer_pool(self, layer: int) -> native.PagePool:
+    def layer_pool(self, layer: int) -> native.LayerPages:
         """Return the pages of one layer."""
         return self._pools[layer]
 
@@ -225,25 +227,25 @@ class PagedKV:
             self._batch, self._plans, self._indices_by_format, self._parts = batch, {}, {}, {}
 
 
-def limit_spans(spans: list[Span], max_seen: int) -> list[Span]:
+def limit_spans(spans: list[RowSpan], max_seen: int) -> list[RowSpan]:
     """Return spans of the same rows where only rows that attend to at most ``max_seen`` tokens keep their attention.
     Each other row becomes a span of its own that attends to one token, since its result is not used. Returns ``spans``
     itself if there are no other rows."""
     if all(span.length <= max_seen for span in spans):
         return spans
-    limited: list[Span] = []
+    limited: list[RowSpan] = []
     for span in spans:
         excess = min(span.count, max(0, span.length - max_seen))  # rows that attend to more tokens
         if span.count > excess:
-            limited.append(Span(span.first, span.count - excess, span.length - excess, span.table))
+            limited.append(RowSpan(span.first, span.count - excess, span.length - excess, span.table))
         excess_rows = range(span.first + span.count - excess, span.first + span.count)
-        limited += [Span(row, 1, 1, span.table[:1]) for row in excess_rows]
+        limited += [RowSpan(row, 1, 1, span.table[:1]) for row in excess_rows]
     return limited
 
 
 def _select_spans(batch: PackedBatch, numbers: list[int]) -> tuple[torch.Tensor, PackedBatch]:
     """Return the tokens of some of a batch's spans, int64 [T], and a batch of these alone, for their attention."""
-    spans: list[Span] = []
+    spans: list[RowSpan] = []
     rows: list[int] = []
     for span in map(batch.spans.__getitem__, numbers):
         spans.append(replace(span, first=len(rows)))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from parley.core.sequence import StateWrite, StepStates
-from parley.native.layout import Span
+from parley.native.layout import RowSpan
 from parley.types import LayerRegion
 
 
@@ -42,7 +42,7 @@ class StateArena:
             parts = memory.view(torch.float32).split([slots * size for size in sizes])
             self.layers = [part.view(slots, -1) for part in parts]
 
-    def select_states(self, spans: Sequence[Span], uses: Sequence[StepStates]) -> BatchStates:
+    def select_states(self, spans: Sequence[RowSpan], uses: Sequence[StepStates]) -> BatchStates:
         """Return the states of a batch, whose spans read and write the slots in ``uses``."""
         rows: list[tuple[int, int, int, int, int]] = []
         for span, (slot, writes) in zip(spans, uses, strict=True):
@@ -73,7 +73,7 @@ def state_slot_bytes(sizes: Sequence[int]) -> int:
     return sum(sizes) * torch.float32.itemsize
 
 
-def temporary_states(sizes: Sequence[int], spans: Sequence[Span]) -> BatchStates:
+def temporary_states(sizes: Sequence[int], spans: Sequence[RowSpan]) -> BatchStates:
     """Return states for a batch whose sequences all begin in it and do not continue."""
     if not sizes:
         return BatchStates([], torch.empty(0, 5, dtype=torch.int64))
@@ -83,6 +83,6 @@ def temporary_states(sizes: Sequence[int], spans: Sequence[Span]) -> BatchStates
     )
 
 
-def advance_slot(slot: int, span: Span) -> StepStates:
+def advance_slot(slot: int, span: RowSpan) -> StepStates:
     """Return the use of one slot, whose state advances by the tokens of a span."""
     return StepStates(-1 if span.count == span.length else slot, [StateWrite(span.count, slot)])

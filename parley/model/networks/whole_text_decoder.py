@@ -18,7 +18,7 @@ from parley.model.networks.encoder import PackedTexts
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.device_copy import copy_to_device
-from parley.native.layout import Span
+from parley.native.layout import RowSpan
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class WholeTextDecoder:
         tables = [list(range(end - count, end)) for end, count in zip(last_pages.tolist(), page_counts, strict=True)]
         first_rows = (np.cumsum(lengths) - lengths).tolist()
         spans = [
-            Span(row, length, length, table)
+            RowSpan(row, length, length, table)
             for row, length, table in zip(first_rows, texts.lengths, tables, strict=True)
         ]
         batch = PackedBatch(texts.token_ids, texts.positions, texts.positions + shifts, spans)

@@ -12,8 +12,8 @@ import torch
 from parley.native.compiled_forms.norm_struct import norm_pointer
 from parley.native.compiled_forms.weight_struct import address_of
 from parley.native.layer_shape import Norm
-from parley.native.layout import LayerKV, Span
-from parley.native.pool import PageFormat, PagePool
+from parley.native.layout import LayerKV, RowSpan
+from parley.native.pool import LayerPages, PageFormat
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 ATTENTION_SIGNATURES: dict[str, list[Any]] = {
@@ -38,7 +38,7 @@ class CompiledPlan:
 
 
 def plan_spans(
-    spans: list[Span], window: int | None, visible_ends: torch.Tensor | None = None, *, chunk: int | None = None
+    spans: list[RowSpan], window: int | None, visible_ends: torch.Tensor | None = None, *, chunk: int | None = None
 ) -> CompiledPlan:
     """Plan the attention of a batch. One plan serves all layers with the same window and chunk."""
     rows: list[int] = []
@@ -62,7 +62,7 @@ def page_format(library: ctypes.CDLL, layer: LayerKV, dtype: torch.dtype) -> Pag
 
 
 def write_kv(
-    library: ctypes.CDLL, keys: torch.Tensor, values: torch.Tensor, pool: PagePool, slots: torch.Tensor
+    library: ctypes.CDLL, keys: torch.Tensor, values: torch.Tensor, pool: LayerPages, slots: torch.Tensor
 ) -> None:
     """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] in the pages, at ``slots`` int64 [T]."""
     layer, dtype = pool.page_format.layer, torch.bfloat16
@@ -87,7 +87,7 @@ def rope_write(
     qkv: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    pool: PagePool,
+    pool: LayerPages,
     slots: torch.Tensor,
     *,
     head_norm: Norm | None = None,
@@ -128,7 +128,7 @@ def rope_write(
 def attend(
     library: ctypes.CDLL,
     queries: torch.Tensor,
-    pool: PagePool,
+    pool: LayerPages,
     plan: CompiledPlan,
     *,
     scale: float,

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from parley.native import memory
-from parley.native.torch_forms.torch_grouped import FLOAT_ZERO_DTYPES, BlockedWeight, GroupedPieces, GroupedWeight
+from parley.native.torch_forms.torch_grouped import FLOAT_ZERO_DTYPES, GroupedPieces, GroupedWeight, PackedBlockWeight
 
 P, N = ctypes.c_void_p, ctypes.c_int64
 GROUPED_SIGNATURES = {
@@ -85,7 +85,9 @@ def pack_grouped_weight(library: ctypes.CDLL, weight: GroupedWeight, bias: torch
 
 
 def pack_grouped_parts(
-    library: ctypes.CDLL, weights: Sequence[GroupedWeight | BlockedWeight | GroupedPieces], bias: torch.Tensor | None
+    library: ctypes.CDLL,
+    weights: Sequence[GroupedWeight | PackedBlockWeight | GroupedPieces],
+    bias: torch.Tensor | None,
 ) -> GroupedPacked:
     """Pack weights of the same inputs as one with the outputs of all, in order. Each keeps its own code.
 
@@ -127,12 +129,12 @@ def _packed_words(library: ctypes.CDLL, part: _GroupedPart | _PiecewisePart) -> 
 class _GroupedPart:
     """A weight with the arguments of its packing. Raises ValueError as ``pack_grouped_weight`` does."""
 
-    def __init__(self, weight: GroupedWeight | BlockedWeight):
+    def __init__(self, weight: GroupedWeight | PackedBlockWeight):
         self.values, self.code = weight.values.contiguous(), weight.code
         self.out_features, self.in_features = self.values.shape
         self.device = self.values.device
         self.zeros: torch.Tensor | None = None
-        if isinstance(weight, BlockedWeight):
+        if isinstance(weight, PackedBlockWeight):
             self.group, self.scales = BLOCK_GROUPS[weight.code], weight.heads.contiguous()
             return
         self.group = (
@@ -177,7 +179,7 @@ class _PiecewisePart:
 
     def __init__(self, weight: GroupedPieces):
         self.out_features = weight.out_features
-        self._pieces: Iterator[GroupedWeight | BlockedWeight] = iter(weight.pieces)
+        self._pieces: Iterator[GroupedWeight | PackedBlockWeight] = iter(weight.pieces)
         self._first_piece = _GroupedPart(next(self._pieces))
         self.code, self.group, self.in_features = (
             self._first_piece.code,

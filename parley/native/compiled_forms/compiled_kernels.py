@@ -39,9 +39,9 @@ from parley.native.layer_shape import ACTIVATIONS, GateLimits, Norm, Routing
 from parley.native.layout import LayerKV
 from parley.native.lowrank import LowRank
 from parley.native.packed import Bf16Packed
-from parley.native.pool import PageFormat, PagePool
+from parley.native.pool import LayerPages, PageFormat
 from parley.native.state_shape import GatedDeltaShape, KimiDeltaShape, Mamba1Shape, Mamba2Shape, ShortConvolutionShape
-from parley.native.torch_forms.torch_grouped import BlockedWeight, GroupedPieces, GroupedWeight
+from parley.native.torch_forms.torch_grouped import GroupedPieces, GroupedWeight, PackedBlockWeight
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES = {
@@ -148,7 +148,7 @@ class CompiledKernels:
         return compiled_grouped.pack_grouped_weight(self._library, weight, bias)
 
     def pack_grouped_parts(
-        self, weights: Sequence[GroupedWeight | BlockedWeight | GroupedPieces], bias: torch.Tensor | None = None
+        self, weights: Sequence[GroupedWeight | PackedBlockWeight | GroupedPieces], bias: torch.Tensor | None = None
     ) -> GroupedPacked:
         """Pack weights of the same inputs as one with the outputs of all. Raises ValueError as above."""
         return compiled_grouped.pack_grouped_parts(self._library, weights, bias)
@@ -220,7 +220,7 @@ class CompiledKernels:
         norm: Norm,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        pool: PagePool,
+        pool: LayerPages,
         slots: torch.Tensor,
         *,
         is_interleaved: bool,
@@ -389,7 +389,7 @@ class CompiledKernels:
         """Return the format of pages of bfloat16 or int8, or None if the head dimension is not compiled."""
         return compiled_attention.page_format(self._library, layer, dtype)
 
-    def write_kv(self, keys: torch.Tensor, values: torch.Tensor, pool: PagePool, slots: torch.Tensor) -> None:
+    def write_kv(self, keys: torch.Tensor, values: torch.Tensor, pool: LayerPages, slots: torch.Tensor) -> None:
         """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] in the pages, at ``slots`` int64 [T]."""
         compiled_attention.write_kv(self._library, keys, values, pool, slots)
 
@@ -398,7 +398,7 @@ class CompiledKernels:
         qkv: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        pool: PagePool,
+        pool: LayerPages,
         slots: torch.Tensor,
         *,
         head_norm: Norm | None = None,
@@ -429,7 +429,7 @@ class CompiledKernels:
     def attend(
         self,
         queries: torch.Tensor,
-        pool: PagePool,
+        pool: LayerPages,
         plan: CompiledPlan,
         *,
         scale: float,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from parley.native.packed import Bf16Packed
-from parley.native.pool import PagePool
+from parley.native.pool import LayerPages
 
 P, N = ctypes.c_void_p, ctypes.c_int64
 LATENT_SIGNATURES: dict[str, list[Any]] = {
@@ -69,7 +69,7 @@ def write_latents(
     norm: Any,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    pool: PagePool,
+    pool: LayerPages,
     slots: torch.Tensor,
     *,
     is_interleaved: bool,

@@ -19,9 +19,9 @@ from parley.native.compiled_forms.norm_struct import NormStruct
 from parley.native.compiled_forms.weight_struct import ROW_UNIT, WEIGHT_TYPES, LinearStruct, address_of, linear_struct
 from parley.native.layer import DecoderLayer
 from parley.native.layer_shape import ACTIVATIONS, LayerShape, Norm
-from parley.native.layout import Span
+from parley.native.layout import RowSpan
 from parley.native.packed import PackedWeight
-from parley.native.pool import PagePool
+from parley.native.pool import LayerPages
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -123,8 +123,8 @@ class Stack:
         tokens: torch.Tensor,
         positions: torch.Tensor,
         slot_mapping: torch.Tensor,
-        spans: list[Span],
-        pools: Sequence[PagePool],
+        spans: list[RowSpan],
+        pools: Sequence[LayerPages],
         lora_rows: object | None = None,
         *,
         embeddings: torch.Tensor | None = None,

@@ -11,9 +11,9 @@ from parley.native.batch_tables import BatchTables, TablePlan
 from parley.native.compiled_forms.compiled_attention import CompiledPlan, plan_spans
 from parley.native.kernel_choice import form_for_rows, form_of_stacked, has_table_attention, tiled_kernels
 from parley.native.layer_shape import Norm
-from parley.native.layout import LayerKV, Span
+from parley.native.layout import LayerKV, RowSpan
 from parley.native.packed import PackedWeight
-from parley.native.pool import PageFormat, PagePool
+from parley.native.pool import LayerPages, PageFormat
 from parley.native.torch_forms import torch_attention, torch_kernels, torch_latent
 
 AttentionPlan = CompiledPlan | TablePlan | list[torch_attention.TileGroup]
@@ -37,7 +37,7 @@ def write_indices(slot_mapping: torch.Tensor, page_format: PageFormat) -> torch.
     return slot_mapping if page_format.tiled else torch_attention.write_indices(slot_mapping, page_format.shape)
 
 
-def write_kv(keys: torch.Tensor, values: torch.Tensor, pool: PagePool, indices: torch.Tensor) -> None:
+def write_kv(keys: torch.Tensor, values: torch.Tensor, pool: LayerPages, indices: torch.Tensor) -> None:
     """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim]."""
     (tiled_kernels(pool) or torch_attention).write_kv(keys, values, pool, indices)
 
@@ -53,7 +53,7 @@ def rope_write(
     qkv: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    pool: PagePool,
+    pool: LayerPages,
     indices: torch.Tensor,
     *,
     head_norm: Norm | None = None,
@@ -100,7 +100,7 @@ def write_latents(
     norm: Norm,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    pool: PagePool,
+    pool: LayerPages,
     indices: torch.Tensor,
     *,
     is_interleaved: bool,
@@ -114,7 +114,7 @@ def write_latents(
 
 
 def plan_attention(
-    spans: list[Span],
+    spans: list[RowSpan],
     *,
     heads: int,
     page_format: PageFormat,
@@ -153,7 +153,7 @@ def plan_attention(
 
 def attend(
     queries: torch.Tensor,
-    pool: PagePool,
+    pool: LayerPages,
     plan: AttentionPlan,
     *,
     scale: float,

@@ -27,8 +27,8 @@ import torch
 import torch.nn.functional as F
 
 from parley.core.sequence import PAGE_SIZE
-from parley.native.layout import LayerKV, Span
-from parley.native.pool import PageFormat, PagePool
+from parley.native.layout import LayerKV, RowSpan
+from parley.native.pool import LayerPages, PageFormat
 
 TILE_ROWS = 64  # query rows of a tile
 FOLDED_ROWS = 1024  # most rows of a tile's products, which have a row for each query row and head that shares keys
@@ -77,7 +77,7 @@ def page_format(layer: LayerKV, dtype: torch.dtype) -> PageFormat:
 
 
 def plan_tiles(
-    spans: list[Span],
+    spans: list[RowSpan],
     *,
     heads: int,
     page_shape: tuple[int, ...],
@@ -200,7 +200,7 @@ def _hidden_keys(
 
 def attend(
     queries: torch.Tensor,
-    pool: PagePool,
+    pool: LayerPages,
     groups: list[TileGroup],
     *,
     scale: float,
@@ -319,7 +319,7 @@ def write_indices(slot_mapping: torch.Tensor, page_shape: tuple[int, ...]) -> to
     return first[:, None] + torch.arange(0, size, PAGE_SIZE, device=slot_mapping.device)
 
 
-def write_kv(keys: torch.Tensor, values: torch.Tensor, pool: PagePool, indices: torch.Tensor) -> None:
+def write_kv(keys: torch.Tensor, values: torch.Tensor, pool: LayerPages, indices: torch.Tensor) -> None:
     """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] at ``indices`` [T, sides * kv_heads]."""
     heads = keys.shape[1]
     store_rows(keys, pool, indices[:, :heads])
@@ -327,7 +327,7 @@ def write_kv(keys: torch.Tensor, values: torch.Tensor, pool: PagePool, indices: 
         store_rows(values, pool, indices[:, heads:])
 
 
-def store_rows(rows: torch.Tensor, pool: PagePool, indices: torch.Tensor) -> None:
+def store_rows(rows: torch.Tensor, pool: LayerPages, indices: torch.Tensor) -> None:
     """Store rows [T, N, up to the pages' width] at ``indices`` [T, N]."""
     pages = pool.data.view(-1, pool.data.shape[-1])
     if pages.dtype == torch.int8:

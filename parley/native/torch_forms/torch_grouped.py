@@ -74,7 +74,7 @@ class GroupedWeight(NamedTuple):
     out_scales: torch.Tensor | None = None
 
 
-class BlockedWeight(NamedTuple):
+class PackedBlockWeight(NamedTuple):
     """A weight [out, in] in blocks of a GGUF file, with their bits rearranged and no number rounded.
 
     ``values`` uint8 [out, in]: integers of 4 bits, of 5 for Q5_0, Q5_1 and Q5_K, 6 for Q6_K, 2 for Q2_K; those of Q3_K,
@@ -92,7 +92,7 @@ class GroupedPieces(NamedTuple):
     never lie in memory together. All have the same code and groups, and all but the last can be packed alone."""
 
     out_features: int
-    pieces: Iterable[GroupedWeight | BlockedWeight]
+    pieces: Iterable[GroupedWeight | PackedBlockWeight]
 
 
 def round_int4(weight: torch.Tensor, group: int) -> GroupedWeight:

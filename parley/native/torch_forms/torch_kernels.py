@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from parley.native.layer_shape import SWIGLU_ALPHA, SWIGLU_LIMIT, Norm
-from parley.native.pool import PagePool
+from parley.native.pool import LayerPages
 from parley.native.torch_forms import torch_grouped, torch_int8
 from parley.native.torch_forms.torch_attention import store_rows
 from parley.native.torch_forms.torch_grouped import GroupedWeight
@@ -146,7 +146,7 @@ def rope_write(
     qkv: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    pool: PagePool,
+    pool: LayerPages,
     indices: torch.Tensor,
     *,
     head_norm: Norm | None = None,

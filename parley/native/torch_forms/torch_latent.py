@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from parley.native.layer_shape import Norm
-from parley.native.pool import PagePool
+from parley.native.pool import LayerPages
 from parley.native.torch_forms.torch_attention import pad_rows, store_rows
 from parley.native.torch_forms.torch_kernels import TorchPacked, norm_rows, rotate_rows
 
@@ -39,7 +39,7 @@ def write_latents(
     norm: Norm,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    pool: PagePool,
+    pool: LayerPages,
     indices: torch.Tensor,
     *,
     is_interleaved: bool,

@@ -28,7 +28,7 @@ import triton.language as tl
 
 from parley.core.sequence import PAGE_SIZE
 from parley.native.batch_tables import CHUNK_KEYS, TablePlan
-from parley.native.pool import PagePool
+from parley.native.pool import LayerPages
 from parley.native.triton_forms.launch import INTERPRETED, NO_FUSION, unused
 
 PAGE = tl.constexpr(PAGE_SIZE)
@@ -327,7 +327,7 @@ def _merge_kernel(
 
 
 def attention_shape(
-    queries: torch.Tensor, pool: PagePool, rows: int, window: int, *, has_cap: bool, has_sinks: bool
+    queries: torch.Tensor, pool: LayerPages, rows: int, window: int, *, has_cap: bool, has_sinks: bool
 ) -> AttentionShape:
     """Return the constants of the kernels for queries [T, heads, dim] over these pages, unsplit."""
     layer = pool.page_format.layer
@@ -355,7 +355,7 @@ def attention_shape(
 
 def attend(
     queries: torch.Tensor,
-    pool: PagePool,
+    pool: LayerPages,
     plan: TablePlan,
     *,
     scale: float,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from parley.native.layer_shape import Norm
-from parley.native.pool import PagePool
+from parley.native.pool import LayerPages
 from parley.native.torch_forms.torch_kernels import TorchPacked
 from parley.native.triton_forms.launch import NO_FUSION
 from parley.native.triton_forms.triton_experts import linear_heads
@@ -126,7 +126,7 @@ def write_latents(
     norm: Norm,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    pool: PagePool,
+    pool: LayerPages,
     indices: torch.Tensor,
     *,
     is_interleaved: bool,

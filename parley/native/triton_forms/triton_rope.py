@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from parley.native.layer_shape import Norm
-from parley.native.pool import PagePool
+from parley.native.pool import LayerPages
 from parley.native.triton_forms.launch import NO_FUSION
 from parley.native.triton_forms.triton_attention import SCALE_BYTES
 
@@ -118,7 +118,7 @@ def rope_write(
     qkv: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    pool: PagePool,
+    pool: LayerPages,
     indices: torch.Tensor,
     *,
     head_norm: Norm | None = None,

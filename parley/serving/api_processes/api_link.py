@@ -17,6 +17,8 @@ from parley.engine.output_stream import OutputStream, StepArrivals, StreamGroup
 from parley.errors import SERVER_ERROR, InUse, ParleyError, UnknownModel, excerpt
 from parley.serving.api_processes.frame_link import FrameLink
 from parley.serving.api_processes.messages import (
+    AdmissionGranted,
+    AdmissionRefused,
     AdmitRequest,
     CancelOpen,
     EndRequest,
@@ -26,8 +28,6 @@ from parley.serving.api_processes.messages import (
     MetricsSnapshot,
     OpenAccount,
     RelayedOutputs,
-    RequestGranted,
-    RequestRefused,
     ReserveTokens,
     TakeMetricsSnapshot,
     ToApiProcess,
@@ -174,7 +174,7 @@ class ApiLink:
         if tenant.limits != NO_LIMITS:
             states = self._registry.key_ledger.limiter.states_of(tenant)
         self.send(
-            RequestGranted(request_id, states) if refusal is None else RequestRefused(request_id, refusal, states)
+            AdmissionGranted(request_id, states) if refusal is None else AdmissionRefused(request_id, refusal, states)
         )
 
     def _open_account(self, order: OpenAccount) -> None:

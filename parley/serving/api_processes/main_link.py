@@ -13,6 +13,8 @@ from itertools import count
 from parley.dialects.reply import Reply
 from parley.errors import NotReady, UnknownModel
 from parley.serving.api_processes.messages import (
+    AdmissionGranted,
+    AdmissionRefused,
     AdmitRequest,
     CancelOpen,
     EndRequest,
@@ -21,8 +23,6 @@ from parley.serving.api_processes.messages import (
     FromApiProcess,
     MetricsSnapshot,
     OpenAccount,
-    RequestGranted,
-    RequestRefused,
     ReserveTokens,
     WithdrawRequest,
 )
@@ -55,7 +55,7 @@ class MainLink:
         self.send = send
         self._request_ids = count()
         self._questions: dict[
-            int, asyncio.Future[RequestGranted | RequestRefused]
+            int, asyncio.Future[AdmissionGranted | AdmissionRefused]
         ] = {}  # open ones, by the id of their request
         self.generations: dict[int, Generation] = {}  # the open ones, by the id of their request
         self.main_hangs = False
@@ -68,11 +68,13 @@ class MainLink:
         """Send a message for a model's engine."""
         self.send(EngineMessage(model, message))
 
-    async def ask_main(self, question: OpenAccount | AdmitRequest | ReserveTokens) -> RequestGranted | RequestRefused:
+    async def ask_main(
+        self, question: OpenAccount | AdmitRequest | ReserveTokens
+    ) -> AdmissionGranted | AdmissionRefused:
         """Ask a question about a request, and return the answer. Raises NotReady."""
         if self.main_hangs:
             raise main_hangs_error()
-        answer: asyncio.Future[RequestGranted | RequestRefused] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[AdmissionGranted | AdmissionRefused] = asyncio.get_running_loop().create_future()
         self._questions[question.id] = answer
         self.send(question)
         try:
@@ -80,7 +82,7 @@ class MainLink:
         finally:
             del self._questions[question.id]
 
-    def take_answer(self, answer: RequestGranted | RequestRefused) -> None:
+    def take_answer(self, answer: AdmissionGranted | AdmissionRefused) -> None:
         """Pass an answer to the request that asked, unless that has ended meanwhile."""
         question = self._questions.get(answer.id)
         if question is not None and not question.done():
@@ -139,7 +141,7 @@ class RelayedAccount(RequestAccount):
         self._is_open = True
         answer = await self._link.ask_main(question)
         self._states = answer.states
-        if isinstance(answer, RequestRefused):
+        if isinstance(answer, AdmissionRefused):
             raise restore_error(answer.error)
 
     async def reserve_tokens(self, prompt_tokens: int, output_tokens: int | None) -> None:

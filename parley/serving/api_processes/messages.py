@@ -116,15 +116,15 @@ class UseFacts(msgspec.Struct, tag="facts", array_like=True):
     facts: dict[str, ModelFacts]
 
 
-class RequestGranted(msgspec.Struct, tag="granted", array_like=True):
+class AdmissionGranted(msgspec.Struct, tag="granted", array_like=True):
     """Allows the last message about request ``id``. ``states``: the limits of its key, if it has any."""
 
     id: int
     states: KeyLimitStates | None = None
 
 
-class RequestRefused(msgspec.Struct, tag="refused", array_like=True):
-    """Refuses the last message about request ``id``. ``states``: as in ``RequestGranted``."""
+class AdmissionRefused(msgspec.Struct, tag="refused", array_like=True):
+    """Refuses the last message about request ``id``. ``states``: as in ``AdmissionGranted``."""
 
     id: int
     error: RelayedError
@@ -177,8 +177,8 @@ ToApiProcess = (
     UsePlan
     | UseOptions
     | UseFacts
-    | RequestGranted
-    | RequestRefused
+    | AdmissionGranted
+    | AdmissionRefused
     | RelayedOutputs
     | CancelOpen
     | FailOpen

@@ -34,7 +34,7 @@ from parley.serving.served_model import ServedModel
 from parley.serving.server_options import ServerOptions
 from parley.types import NO_LIMITS, Tenant
 from parley.web.auth import ApiKeys
-from parley.web.grpc_limits import IdleCalls, grpc_server_options
+from parley.web.grpc_limits import IdleCallLimit, grpc_server_options
 from parley.web.grpc_listener import GrpcListener
 from parley.web.offload import to_thread_if_large
 from parley.web.tls.files import TlsFiles
@@ -60,7 +60,7 @@ class TritonGrpcPort:
     ):
         self._registry = registry
         self._check_client = check_client
-        self._idle_calls = IdleCalls(max(1, registry.options.grpc_connections // 2))
+        self._idle_calls = IdleCallLimit(max(1, registry.options.grpc_connections // 2))
         self.listener = GrpcListener()
         options = registry.options
         self._keys = ApiKeys(*options.key_sources)

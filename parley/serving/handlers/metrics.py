@@ -9,8 +9,8 @@ from parley.metrics.model_metrics import ModelSnapshot
 from parley.serving.handlers.visible_models import allowed_model, visible_endpoints
 from parley.serving.keys.scopes import may_use_model
 from parley.serving.model_registry import ModelRegistry
-from parley.serving.pages import metrics_page
 from parley.serving.request_reader import request_context
+from parley.serving.web_pages import metrics_page
 from parley.web.exchange import Exchange
 
 

@@ -30,10 +30,10 @@ from parley.serving.handlers.stored_records import handle_stored
 from parley.serving.handlers.tokens import handle_detokenize, handle_tokenize, handle_tokenizer
 from parley.serving.keys.usage_page import handle_usage
 from parley.serving.model_registry import ModelRegistry
-from parley.serving.pages.activity import handle_activity
-from parley.serving.pages.page_files import handle_page
 from parley.serving.render_requests import handle_render
 from parley.serving.socket_handshake import handle_socket
+from parley.serving.web_pages.activity import handle_activity
+from parley.serving.web_pages.page_files import handle_page
 from parley.web.exchange import Exchange
 
 RouteHandler = Callable[[ModelRegistry, Route, Exchange], Awaitable[None]]

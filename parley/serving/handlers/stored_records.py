@@ -10,7 +10,7 @@ from parley.dialects.reply import Answer, Reply
 from parley.dialects.route import Route
 from parley.serving.answer_writer import follow_events
 from parley.serving.model_registry import ModelRegistry
-from parley.serving.records.background import BackgroundRuns
+from parley.serving.records.background import BackgroundRunner
 from parley.serving.records.inner_sender import resume_info, sender_of_client
 from parley.serving.request_reader import request_context
 from parley.web.exchange import Exchange
@@ -37,7 +37,7 @@ async def handle_stored(registry: ModelRegistry, route: Route, exchange: Exchang
         await replay_stream(registry.background_runs, exchange.tenant.id, exchange, result)
 
 
-async def replay_stream(runs: BackgroundRuns, tenant: str, exchange: Exchange, replay: StreamReplay) -> None:
+async def replay_stream(runs: BackgroundRunner, tenant: str, exchange: Exchange, replay: StreamReplay) -> None:
     """Stream a background request again. Raises its refusal if its events are not kept."""
     run = runs.find_run(tenant, replay.name)
     if run is None or not run.is_stream:

@@ -16,9 +16,9 @@ import msgspec
 from parley.engine.media_messages import (
     DecodingLimits,
     MediaForm,
-    MediaProcessed,
+    MediaJobRequest,
+    MediaJobResult,
     MediaRefused,
-    ProcessMedia,
     encode_options,
 )
 from parley.errors import BadMedia, MediaFault, Overloaded
@@ -48,11 +48,11 @@ T = TypeVar("T")
 
 
 class JobRunner(Protocol):
-    """Has media processes do jobs (``MediaWorkers``)."""
+    """Has media processes do jobs (``MediaWorkerPool``)."""
 
     async def process_media(
-        self, source: MemoryFile, target: MemoryFile, job: ProcessMedia, tenant: str
-    ) -> MediaProcessed | MediaRefused:
+        self, source: MemoryFile, target: MemoryFile, job: MediaJobRequest, tenant: str
+    ) -> MediaJobResult | MediaRefused:
         """Return the result of a job. Raises NotReady, Unsupported."""
 
 
@@ -204,7 +204,7 @@ class MediaLoader:
         self._make_room(data.encoded_size)
         source, target = MemoryFile(self._budget), MemoryFile(self._budget)
         await _run_in_thread_if(data.is_large, data.write_into, source)
-        job = ProcessMedia(
+        job = MediaJobRequest(
             kind=media.kind,
             form=data.form,
             source=source.feature_file,

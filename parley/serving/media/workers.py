@@ -14,11 +14,11 @@ import msgspec
 from parley.child_process import python_command
 from parley.engine.media_messages import (
     FromMediaProcess,
-    MediaProcessed,
+    MediaJobRequest,
+    MediaJobResult,
     MediaProcessFailed,
     MediaProcessReady,
     MediaRefused,
-    ProcessMedia,
 )
 from parley.engine.process_exit import describe_exit
 from parley.errors import NotReady, Unsupported
@@ -82,11 +82,11 @@ class MediaWorker(WorkerProcess[FromMediaProcess]):
             raise Unsupported("This model's media cannot be read: its processor cannot be loaded.")
         raise NotReady("Media cannot be read now: the process that decodes them does not start.", retry_after=5)
 
-    def process_media(self, job: ProcessMedia) -> MediaProcessed | MediaRefused:
+    def process_media(self, job: MediaJobRequest) -> MediaJobResult | MediaRefused:
         """Give a job to the running process, and return its answer."""
         self.send_message(job)
         message = self.receive_message()
-        if isinstance(message, MediaProcessed | MediaRefused):
+        if isinstance(message, MediaJobResult | MediaRefused):
             return message
         exit_code = self.end()
         if not self._killed:
@@ -99,7 +99,7 @@ class MediaWorker(WorkerProcess[FromMediaProcess]):
         super().kill()
 
 
-class MediaWorkers:
+class MediaWorkerPool:
     """The media processes of the model in ``folder``: ``count`` at most. ``command``: starts a process, which may be
     another Python's with libraries of its own; None: one with parley's libraries."""
 
@@ -122,8 +122,8 @@ class MediaWorkers:
         await asyncio.wrap_future(self._pool.submit("", MediaWorker.ensure_running))
 
     async def process_media(
-        self, source: MemoryFile, target: MemoryFile, job: ProcessMedia, tenant: str
-    ) -> MediaProcessed | MediaRefused:
+        self, source: MemoryFile, target: MemoryFile, job: MediaJobRequest, tenant: str
+    ) -> MediaJobResult | MediaRefused:
         """Run a job with two files in a process. Raises NotReady, Unsupported.
 
         Cancelling this ends the job soon: it is not begun, or gets KILL_DELAY to finish.
@@ -152,13 +152,13 @@ class MediaWorkers:
 class _JobCall:
     """A job and its files. It can be given up before it begins; later the process that does it can be killed."""
 
-    def __init__(self, job: ProcessMedia, files: tuple[MemoryFile, MemoryFile]):
+    def __init__(self, job: MediaJobRequest, files: tuple[MemoryFile, MemoryFile]):
         self._job, self._files = job, files
         self._lock = threading.Lock()
         self._worker: MediaWorker | None = None
         self._given_up = False
 
-    def run(self, worker: MediaWorker) -> MediaProcessed | MediaRefused:
+    def run(self, worker: MediaWorker) -> MediaJobResult | MediaRefused:
         """Run the job on a worker. Raises NotReady, Unsupported."""
         worker.ensure_running()
         with self._lock:

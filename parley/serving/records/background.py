@@ -100,8 +100,8 @@ async def generate_events(reply: Reply, generation: Generation, kept_events: Kep
         generation.close()
 
 
-class BackgroundRuns:
-    """The runs of one server that have not ended, or whose events are still kept."""
+class BackgroundRunner:
+    """Runs requests of one server without their clients. Keeps the events of each run for clients that follow it."""
 
     def __init__(self, store: AnyRecordStore):
         self._store = store
@@ -190,7 +190,7 @@ class BackgroundRuns:
             del self._runs[key]
 
 
-def tenant_records(store: AnyRecordStore, runs: BackgroundRuns, tenant: str) -> TenantRecords:
+def tenant_records(store: AnyRecordStore, runs: BackgroundRunner, tenant: str) -> TenantRecords:
     """Return the records of a tenant, or those of none if the store keeps nothing."""
     return RecordsOfTenant(store, runs, tenant) if store.size else NO_RECORDS
 
@@ -200,7 +200,7 @@ class RecordsOfTenant:
 
     are_kept, are_inlined = True, False
 
-    def __init__(self, store: AnyRecordStore, runs: BackgroundRuns, tenant: str):
+    def __init__(self, store: AnyRecordStore, runs: BackgroundRunner, tenant: str):
         self._store, self._runs, self._tenant = store, runs, tenant
 
     def save_record(self, name: str, data: bytes, parts: Sequence[str] = ()) -> None:

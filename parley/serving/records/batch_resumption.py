@@ -24,7 +24,7 @@ log = logging.getLogger("parley.server")
 RESUME_SECONDS = 20.0  # seconds between two searches for orphaned batches
 
 
-class RoutedEndpoint(Protocol):
+class PortEndpoint(Protocol):
     """An endpoint of a port."""
 
     @property
@@ -42,7 +42,7 @@ class PortApp(Protocol):
         """The accepted API keys."""
 
     @property
-    def route_table(self) -> Mapping[tuple[str, str], RoutedEndpoint]:
+    def route_table(self) -> Mapping[tuple[str, str], PortEndpoint]:
         """The endpoints, by method and path."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

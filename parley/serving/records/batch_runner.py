@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from parley.dialects.batch_job import BatchAnswer, BatchEnd, BatchJob, BatchRequest
 from parley.errors import NotReady, RateLimited
-from parley.serving.records.background import BackgroundRuns, KeptEvents
+from parley.serving.records.background import BackgroundRunner, KeptEvents
 from parley.serving.records.batch_log import Answers, BatchLog, BatchTaken, ResumeInfo
 from parley.serving.records.inner_sender import InnerSender
 from parley.serving.records.open_store import AnyRecordStore
@@ -89,7 +89,7 @@ class BatchRunner:
 
     def __init__(
         self,
-        runs: BackgroundRuns,
+        runs: BackgroundRunner,
         store: AnyRecordStore,
         *,
         clock: Callable[[], float] = time.time,

@@ -73,7 +73,7 @@ class GrammarWorker(WorkerProcess[FromWorker]):
             raise NotReady("The grammar of the answer cannot be compiled now.", retry_after=5)
 
 
-class GrammarWorkers:
+class GrammarWorkerPool:
     """The grammar workers of this process."""
 
     def __init__(self, count: int = WORKER_COUNT, command: list[str] = WORKER_COMMAND):
@@ -120,5 +120,5 @@ def refusal_error(refused: AnswerRefused, field: str) -> InvalidValue:
     return InvalidValue(refused.reason, field=refused.field)
 
 
-GRAMMAR_WORKERS = GrammarWorkers()
+GRAMMAR_WORKERS = GrammarWorkerPool()
 atexit.register(GRAMMAR_WORKERS.close)

@@ -18,7 +18,7 @@ from parley.text.parsing.markup import Markup
 from parley.types import ChatPrompt, Grammar, Prompt
 
 
-class AnswerCompiler:
+class AnswerGrammarCompiler:
     """Compiles the answers' grammars of one model. ``markup``: how its answers are marked."""
 
     def __init__(self, vocabulary: GrammarVocabulary, markup: Markup):

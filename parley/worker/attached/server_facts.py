@@ -21,7 +21,7 @@ from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import Arena, AttachedSettings, EngineBound, EngineFeature, ModelInfo
 from parley.worker.attached.server_calls import ServerAway, ServerCalls
 from parley.worker.attached.server_metrics import ServerMetrics, read_metrics
-from parley.worker.attached.token_answers import ServerUsage, VectorAnswer
+from parley.worker.attached.token_answers import PoolingAnswer, ServerUsage
 from parley.worker.vllm.capabilities import BOUNDS, vllm_features
 from parley.worker.vllm.page_moves import KEEP_PAGES
 
@@ -292,7 +292,7 @@ async def _read_dimensions(calls: ServerCalls, card: AttachedModelCard) -> int:
     """Return the length of the server's vectors; 0 if it makes none."""
     answer = await calls.post(POOLING_PATH, {"model": card.id, "task": "embed", "input": [0]})
     try:
-        vectors = msgspec.json.decode(answer.body, type=VectorAnswer).data if answer.status == 200 else []
+        vectors = msgspec.json.decode(answer.body, type=PoolingAnswer).data if answer.status == 200 else []
     except ODD_ANSWERS:
         vectors = []
     return len(vectors[0].data) if vectors else 0

@@ -12,9 +12,9 @@ import msgspec
 
 from parley.types import BATCH_PRIORITY, EngineRequest
 from parley.worker.vllm.outputs.choice_output import (
-    AnswerVector,
     ChoiceOutput,
     ListedToken,
+    TensorStandIn,
     collect_prompt_scores,
     collect_scores,
     finish_number,
@@ -42,7 +42,7 @@ class TokenLogprobs(msgspec.Struct):
     content: list[ScoredToken] | None = None
 
 
-class AnsweredChoice(msgspec.Struct):
+class ChoiceChunk(msgspec.Struct):
     """New tokens of a choice, with the stop token that ended it."""
 
     token_ids: list[int] | None = None
@@ -78,23 +78,23 @@ class TokenAnswer(msgspec.Struct):
     """A whole answer, or a chunk of a stream. ``prompt_logprobs``: for each token of the prompt, itself and then
     alternatives by their ids; None for the first token. ``usage`` comes alone, at the end of a stream."""
 
-    choices: list[AnsweredChoice] = []
+    choices: list[ChoiceChunk] = []
     prompt_logprobs: list[dict[int, PromptToken] | None] | None = None
     usage: ServerUsage | None = None
     kv_transfer_params: dict[str, Any] | None = None
     error: ServerError | None = None
 
 
-class AnsweredVector(msgspec.Struct):
+class PoolingAnswerVector(msgspec.Struct):
     """A vector in an answer of ``/pooling``."""
 
     data: list[float]
 
 
-class VectorAnswer(msgspec.Struct):
+class PoolingAnswer(msgspec.Struct):
     """The answer of ``/pooling`` for one text."""
 
-    data: list[AnsweredVector]
+    data: list[PoolingAnswerVector]
     usage: ServerUsage | None = None
 
 
@@ -151,11 +151,11 @@ def write_pooling(request: EngineRequest, *, model: str) -> dict[str, Any]:
     return body
 
 
-def read_vector_answer(choice_id: str, answer: VectorAnswer) -> ChoiceOutput | None:
+def read_vector_answer(choice_id: str, answer: PoolingAnswer) -> ChoiceOutput | None:
     """Return the output of a request for a vector, None if the answer has none."""
     if not answer.data:
         return None
-    return ChoiceOutput(choice_id, pooling_output=AnswerVector(answer.data[0].data))
+    return ChoiceOutput(choice_id, pooling_output=TensorStandIn(answer.data[0].data))
 
 
 def _list_position(position: dict[int, PromptToken] | None) -> list[ListedToken] | None:

@@ -19,14 +19,14 @@ from parley.web.http_client import ConnectionBroken, HttpClientConnection, Insta
 from parley.worker.attached.server_calls import ServerCalls, as_clause
 from parley.worker.attached.server_facts import GENERATE_PATH, POOLING_PATH, AttachedServerFacts, error_text
 from parley.worker.attached.token_answers import (
+    PoolingAnswer,
     TokenAnswer,
-    VectorAnswer,
     read_answer,
     read_vector_answer,
     write_choice,
     write_pooling,
 )
-from parley.worker.vllm.outputs.choice_output import ChoiceOutput, OutputStep, PrefillStats, note_start
+from parley.worker.vllm.outputs.choice_output import ChoiceOutput, PrefillStats, VLLMStep, note_start
 from parley.worker.vllm.page_moves import DEFAULT_LEASE_SECONDS
 from parley.worker.vllm.requests.continuation import Continuation
 
@@ -35,7 +35,7 @@ STREAM_END = b"[DONE]"
 NOT_READY = frozenset({502, 503, 504})
 
 _ANSWER_DECODER = msgspec.json.Decoder(TokenAnswer)
-_VECTOR_DECODER = msgspec.json.Decoder(VectorAnswer)
+_VECTOR_DECODER = msgspec.json.Decoder(PoolingAnswer)
 
 
 class TokenClient:
@@ -50,7 +50,7 @@ class TokenClient:
         calls: ServerCalls,
         facts: AttachedServerFacts,
         max_choices: int,
-        on_step: Callable[[OutputStep], None],
+        on_step: Callable[[VLLMStep], None],
         on_rejection: Callable[[str, str], None],
         on_loss: Callable[[str, str], None],
     ):
@@ -107,7 +107,7 @@ class TokenClient:
     def _pass_on(self) -> None:
         outputs, self._outputs = self._outputs, []
         if outputs:
-            self._on_step(OutputStep(outputs, monotonic()))
+            self._on_step(VLLMStep(outputs, monotonic()))
 
 
 class ChoiceExchange:

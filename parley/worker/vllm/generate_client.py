@@ -16,7 +16,7 @@ from vllm.lora.request import LoRARequest
 
 from parley.heartbeat import BEAT_SECONDS
 from parley.types import EngineRequest, ModelInfo, VLLMSettings
-from parley.worker.vllm.outputs.choice_output import ChoiceOutput, OutputStep, note_start
+from parley.worker.vllm.outputs.choice_output import ChoiceOutput, VLLMStep, note_start
 from parley.worker.vllm.outputs.generated_output import read_generated, read_prompt_scores
 from parley.worker.vllm.requests.continuation import Continuation
 from parley.worker.vllm.requests.sampling_fields import translate_choice
@@ -28,7 +28,7 @@ class GenerateClient(VLLMClient):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self._steps: asyncio.Queue[OutputStep] = asyncio.Queue()
+        self._steps: asyncio.Queue[VLLMStep] = asyncio.Queue()
         self._calls: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -124,4 +124,4 @@ class GenerateClient(VLLMClient):
             self._pass_on(choice_output)
 
     def _pass_on(self, output: ChoiceOutput) -> None:
-        self._steps.put_nowait(OutputStep([output], monotonic()))
+        self._steps.put_nowait(VLLMStep([output], monotonic()))

@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from support.media_items import media_item
 from support.multimodal_models import multimodal_folder
 
-from parley.engine.media_messages import DecodingLimits, MediaProcessed, MediaRefused, ProcessMedia
+from parley.engine.media_messages import DecodingLimits, MediaJobRequest, MediaJobResult, MediaRefused
 from parley.model.media.encoder import TransformersEncoder
 from parley.model.media_input.jobs import MediaJobs
 from parley.model.media_input.processor import load_jobs
@@ -26,12 +26,12 @@ _jobs: dict[str, MediaJobs] = {}
 
 def send(
     family: str, data: bytes, kind: Any = "image"
-) -> tuple[MediaProcessed | MediaRefused, dict[str, torch.Tensor]]:
+) -> tuple[MediaJobResult | MediaRefused, dict[str, torch.Tensor]]:
     if family not in _jobs:
         _jobs[family] = load_jobs(multimodal_folder(family))
     source, target = MemoryFile(BUDGET), MemoryFile(BUDGET)
     source.write_bytes(base64.b64encode(data))
-    job = ProcessMedia(
+    job = MediaJobRequest(
         kind, "base64_embeddings", source.feature_file, target.feature_file, False, "[{},{}]", DecodingLimits()
     )
     result = _jobs[family].process_media(job)
@@ -53,7 +53,7 @@ def random_rows(count: int, width: int = HIDDEN) -> torch.Tensor:
 def test_writes_the_text_of_the_family_around_embeddings():
     rows = random_rows(3)
     result, tensors = send("gemma3", save({"embeddings": rows}))
-    assert isinstance(result, MediaProcessed)
+    assert isinstance(result, MediaJobResult)
     item = result.item
     assert item.replacement == "\n\n<start_of_image>" + "<image_soft_token>" * 3 + "<end_of_image>\n\n"
     assert (item.embedding_count, item.placeholder, item.sees_both_ways) == (3, "<image_soft_token>", True)
@@ -63,7 +63,7 @@ def test_writes_the_text_of_the_family_around_embeddings():
 def test_reads_grids_with_embeddings_for_models_that_need_them():
     grid = torch.tensor([[1, 4, 6]])
     result, tensors = send("qwen2_vl", save({"embeddings": random_rows(6), "image_grid_thw": grid}))
-    assert isinstance(result, MediaProcessed)
+    assert isinstance(result, MediaJobResult)
     assert result.item.grids == [(1, 2, 3)]
     assert tensors.keys() == {"embeddings", "image_grid_thw"}
     wrong, _ = send("qwen2_vl", save({"embeddings": random_rows(7), "image_grid_thw": grid}))

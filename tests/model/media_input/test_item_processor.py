@@ -20,7 +20,7 @@ from support.multimodal_models import (
     write_multimodal_model,
 )
 
-from parley.engine.media_messages import DecodingLimits, MediaProcessed, MediaRefused, ProcessMedia, encode_options
+from parley.engine.media_messages import DecodingLimits, MediaJobRequest, MediaJobResult, MediaRefused, encode_options
 from parley.model.media_input.jobs import MediaJobs
 from parley.model.media_input.processor import load_jobs
 from parley.serving.media.memory_files import MemoryBudget, MemoryFile
@@ -45,13 +45,13 @@ def jobs_of(family: str) -> MediaJobs:
 
 def process(
     jobs: MediaJobs, kind: Any, data: bytes, **fields: Any
-) -> tuple[MediaProcessed | MediaRefused, dict[str, torch.Tensor]]:
+) -> tuple[MediaJobResult | MediaRefused, dict[str, torch.Tensor]]:
     """Do a job; return its result and its tensors."""
     source, target = MemoryFile(BUDGET), MemoryFile(BUDGET)
     source.write_bytes(data)
     defaults = {"form": "file", "is_small": False}
     options = encode_options(fields.pop("loading_options", {}), fields.pop("processor_options", {}))
-    job = ProcessMedia(
+    job = MediaJobRequest(
         kind=kind,
         source=source.feature_file,
         target=target.feature_file,
@@ -100,8 +100,8 @@ def families_with(kind: str) -> list[str]:
     return [name for name, family in SAMPLED_FAMILIES.items() if kind in family.parts]
 
 
-def check_same(result: MediaProcessed | MediaRefused, tensors: dict[str, torch.Tensor], expected: Any) -> None:
-    assert isinstance(result, MediaProcessed), result
+def check_same(result: MediaJobResult | MediaRefused, tensors: dict[str, torch.Tensor], expected: Any) -> None:
+    assert isinstance(result, MediaJobResult), result
     expected_features, replacement = expected
     item = result.item
     numbers = tensors.pop("placeholder_numbers") if item.other_placeholders else None
@@ -150,7 +150,7 @@ def test_has_the_processors_features_of_a_video(family: str):
     if "_omni_" in family:  # Qwen's
         arguments["fps"] = 1.0  # 6 frames of 6 seconds; the others read it from the metadata
     check_same(result, tensors, expected_tensors(family, arguments, prompt_mark(family, "video")))
-    assert isinstance(result, MediaProcessed)
+    assert isinstance(result, MediaJobResult)
     assert result.item.seconds == 6
 
 
@@ -170,7 +170,7 @@ def test_has_the_processors_features_of_a_clip(family: str):
     samples = (sine_wave(1.5, RATE) * 32767).round().astype(np.float32) / 32768
     expected = expected_tensors(family, {"audio": [samples], "sampling_rate": RATE}, prompt_mark(family, "audio"))
     check_same(result, tensors, expected)
-    assert isinstance(result, MediaProcessed)
+    assert isinstance(result, MediaJobResult)
     assert result.item.seconds == 1.5
 
 
@@ -197,21 +197,21 @@ def test_features_of_granite_speech_are_those_of_torchaudio():
 
 def test_describes_grids_and_steps_of_rope():
     result, _ = process(jobs_of("qwen2_vl"), "image", IMAGE)
-    assert isinstance(result, MediaProcessed)
+    assert isinstance(result, MediaJobResult)
     assert (result.item.grids, result.item.frame_steps) == ([(1, 2, 3)], [1.0])
     video = video_file(frames=8, rate=2)
     result, tensors = process(jobs_of("qwen2_5_vl"), "video", video)
-    assert isinstance(result, MediaProcessed)
+    assert isinstance(result, MediaJobResult)
     assert result.item.grids == [(4, 2, 2)]
     assert result.item.frame_steps == [2 * float(tensors["second_per_grid_ts"][0])] == [2.0]
     result, _ = process(jobs_of("qwen3_vl"), "video", video)
-    assert isinstance(result, MediaProcessed)
+    assert isinstance(result, MediaJobResult)
     assert result.item.grids == [(1, 2, 2)] * 4  # text with the time stands between the frames
     result, _ = process(jobs_of("llava"), "image", IMAGE)
-    assert isinstance(result, MediaProcessed)
+    assert isinstance(result, MediaJobResult)
     assert (result.item.grids, result.item.sees_both_ways) == ([], False)
     result, _ = process(jobs_of("gemma3"), "image", IMAGE)
-    assert isinstance(result, MediaProcessed)
+    assert isinstance(result, MediaJobResult)
     assert result.item.sees_both_ways
 
 
@@ -220,7 +220,7 @@ def test_samples_videos_as_the_processor_does_or_as_the_request_says():
 
     def frame_count(family: str, **loading: float) -> int:
         result, _ = process(jobs_of(family), "video", video, loading_options=loading)
-        assert isinstance(result, MediaProcessed), result
+        assert isinstance(result, MediaJobResult), result
         return sum(grid[0] for grid in result.item.grids)
 
     assert frame_count("qwen2_vl") == 16  # 32 frames, two of them in each row of the grid
@@ -244,7 +244,7 @@ def test_accepts_or_refuses_images_of_odd_sizes(family: str, size: tuple[int, in
 
 def digest(data: bytes = IMAGE, family: str = "qwen2_vl", kind: str = "image", **fields: Any) -> bytes:
     result, _ = process(jobs_of(family), kind, data, **fields)
-    assert isinstance(result, MediaProcessed), result
+    assert isinstance(result, MediaJobResult), result
     return result.item.digest
 
 
@@ -276,8 +276,8 @@ def test_forgets_the_options_of_earlier_items():
     jobs = jobs_of("qwen2_vl")
     before, tensors = process(jobs, "image", IMAGE)
     smaller, _ = process(jobs, "image", IMAGE, processor_options={"min_pixels": 784, "max_pixels": 1568})
-    assert isinstance(before, MediaProcessed)
-    assert isinstance(smaller, MediaProcessed)
+    assert isinstance(before, MediaJobResult)
+    assert isinstance(smaller, MediaJobResult)
     assert smaller.item.embedding_count < before.item.embedding_count
     after, tensors_after = process(jobs, "image", IMAGE)
     assert after == before
@@ -286,7 +286,7 @@ def test_forgets_the_options_of_earlier_items():
 
 def test_shrinks_an_image_for_low_detail():
     result, tensors = process(jobs_of("llava_next"), "image", image_file(image_array(1024, 512)), is_small=True)
-    assert isinstance(result, MediaProcessed)
+    assert isinstance(result, MediaJobResult)
     assert tensors["image_sizes"].tolist() == [[256, 512]]
 
 
@@ -329,7 +329,7 @@ def test_says_how_long_a_clip_is_to_the_hundredth_of_a_second():
 def test_clips_of_gemma_3n_may_have_30_seconds():
     for seconds, reads_all in ((29.995, True), (30, True), (30.02, False)):
         result, _ = process(jobs_of("gemma3n"), "audio", wav_file(sine_wave(seconds, RATE)[None], RATE))
-        assert isinstance(result, MediaProcessed) == reads_all
+        assert isinstance(result, MediaJobResult) == reads_all
 
 
 @pytest.mark.parametrize("kind", ["image", "video"])
@@ -343,11 +343,11 @@ def test_refuses_images_with_more_patches_in_a_row_than_the_encoder_has_position
     result, _ = process(jobs, kind, narrow)
     assert isinstance(result, MediaRefused)
     assert result.reason == "refused_by_model"
-    assert isinstance(process(jobs, kind, wide)[0], MediaProcessed)
+    assert isinstance(process(jobs, kind, wide)[0], MediaJobResult)
 
 
 @pytest.mark.parametrize("family", ["audioflamingo3", "glmasr", "voxtral"])
 def test_reads_long_clips_in_windows(family: str):
     result, tensors = process(jobs_of(family), "audio", wav_file(sine_wave(31, 8_000)[None], 8_000))
-    assert isinstance(result, MediaProcessed), result
+    assert isinstance(result, MediaJobResult), result
     assert tensors["input_features"].shape[0] == 2

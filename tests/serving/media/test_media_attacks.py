@@ -24,7 +24,7 @@ from parley.errors import BadMedia
 from parley.serving.media.fetcher import MediaFetcher
 from parley.serving.media.loader import MediaLoader
 from parley.serving.media.local_files import LocalMediaFolder
-from parley.serving.media.workers import MediaWorkers
+from parley.serving.media.workers import MediaWorkerPool
 from parley.serving.server_options import MediaOptions
 from parley.types import EncodedMedia, Media
 
@@ -105,12 +105,12 @@ ATTACKS: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
 
 @pytest.fixture(scope="module")
 def workers() -> Any:
-    media_workers = MediaWorkers(str(multimodal_folder("qwen2_vl")))
+    media_workers = MediaWorkerPool(str(multimodal_folder("qwen2_vl")))
     yield media_workers
     media_workers.close()
 
 
-def make_loader(workers: MediaWorkers) -> MediaLoader:
+def make_loader(workers: MediaWorkerPool) -> MediaLoader:
     options = MediaOptions(cache=0)
     return MediaLoader(workers, MediaFetcher(options), LocalMediaFolder(options), options)
 
@@ -143,7 +143,7 @@ def resident_bytes(process_id: int) -> int:
     return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) << 10
 
 
-async def test_attacks_are_refused_and_leave_nothing_behind(workers: MediaWorkers):
+async def test_attacks_are_refused_and_leave_nothing_behind(workers: MediaWorkerPool):
     loader = make_loader(workers)
     expected = await digest_of(loader)
     process_ids = workers.idle_process_ids
@@ -162,7 +162,7 @@ async def test_attacks_are_refused_and_leave_nothing_behind(workers: MediaWorker
     assert resident_bytes(process_ids[0]) < before[0] + (256 << 20)
 
 
-async def test_clients_that_attack_and_leave_do_not_stop_others(workers: MediaWorkers):
+async def test_clients_that_attack_and_leave_do_not_stop_others(workers: MediaWorkerPool):
     loader = make_loader(workers)
     expected = await digest_of(loader)
     process_ids = workers.idle_process_ids
@@ -187,7 +187,7 @@ async def test_clients_that_attack_and_leave_do_not_stop_others(workers: MediaWo
 
 @pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="writing the file takes long")
 async def test_minutes_of_silence_in_few_bytes_end_at_the_limit():
-    audio_workers = MediaWorkers(str(multimodal_folder("qwen3_asr")))
+    audio_workers = MediaWorkerPool(str(multimodal_folder("qwen3_asr")))
     loader = make_loader(audio_workers)
     opus = sound_file("ogg", "libopus", np.zeros((1, 620 * 8_000), np.float32), 8_000)
     with pytest.raises(BadMedia) as caught:

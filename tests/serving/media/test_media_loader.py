@@ -13,13 +13,13 @@ import pytest
 from support.media_files import image_array, image_file
 from support.multimodal_models import multimodal_folder
 
-from parley.engine.media_messages import MediaProcessed, MediaRefused, ProcessMedia
+from parley.engine.media_messages import MediaJobRequest, MediaJobResult, MediaRefused
 from parley.errors import BadMedia, NotReady, Overloaded
 from parley.serving.media.fetcher import MediaFetcher
 from parley.serving.media.loader import MediaLoader
 from parley.serving.media.local_files import LocalMediaFolder
 from parley.serving.media.memory_files import MemoryFile
-from parley.serving.media.workers import MediaWorkers
+from parley.serving.media.workers import MediaWorkerPool
 from parley.serving.server_options import MediaOptions
 from parley.types import (
     CachedMedia,
@@ -48,15 +48,15 @@ class Runner:
     """Stands in for media processes: its results hold the source's bytes. ``gate``: jobs wait for it."""
 
     def __init__(self) -> None:
-        self.jobs: list[ProcessMedia] = []
+        self.jobs: list[MediaJobRequest] = []
         self.tenants: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.cancelled = 0
 
     async def process_media(
-        self, source: MemoryFile, target: MemoryFile, job: ProcessMedia, tenant: str
-    ) -> MediaProcessed | MediaRefused:
+        self, source: MemoryFile, target: MemoryFile, job: MediaJobRequest, tenant: str
+    ) -> MediaJobResult | MediaRefused:
         self.jobs.append(job)
         self.tenants.append(tenant)
         try:
@@ -70,7 +70,7 @@ class Runner:
         if data == base64.b64encode(b"late"):
             raise NotReady("later", retry_after=5)
         Path(f"/proc/self/fd/{target.feature_file.fd}").write_bytes(data)
-        return MediaProcessed(ProcessedMedia(job.kind, data[:32], "<x>", "<x>", 1), len(data))
+        return MediaJobResult(ProcessedMedia(job.kind, data[:32], "<x>", "<x>", 1), len(data))
 
 
 class Fetcher(MediaFetcher):
@@ -336,7 +336,7 @@ async def test_nobody_can_change_the_features():
 
 
 async def test_loads_images_with_the_processor_of_a_model():
-    workers = MediaWorkers(str(multimodal_folder("qwen2_vl")))
+    workers = MediaWorkerPool(str(multimodal_folder("qwen2_vl")))
     loader = make_loader(workers)
     image = encoded(image_file(image_array(90, 60)))
     leases = await asyncio.gather(*(loader.load_items([image], str(owner)) for owner in range(100)))

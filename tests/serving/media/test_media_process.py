@@ -15,17 +15,17 @@ from support.media_files import image_array, image_file, png_header
 from support.multimodal_models import multimodal_folder
 
 from parley.child_process import python_command
-from parley.engine.media_messages import DecodingLimits, MediaProcessed, MediaRefused, ProcessMedia
+from parley.engine.media_messages import DecodingLimits, MediaJobRequest, MediaJobResult, MediaRefused
 from parley.errors import NotReady, Unsupported
 from parley.serving.media import workers as workers_module
 from parley.serving.media.memory_files import MemoryBudget, MemoryFile
-from parley.serving.media.workers import MediaWorkers
+from parley.serving.media.workers import MediaWorkerPool
 
 IMAGE = image_file(image_array())
 # A process that obeys certain words in the data; the others have a model's processor.
 OBEDIENT_PROCESS = """
 import os, sys, time
-from parley.engine.media_messages import MediaProcessed, MediaRefused
+from parley.engine.media_messages import MediaJobResult, MediaRefused
 from parley.types import ProcessedMedia
 from parley.worker import media_process
 
@@ -56,7 +56,7 @@ class Jobs:
                 while True:
                     file.write(bytes(1 << 20))
         Path(f"/proc/{job.target.pid}/fd/{job.target.fd}").write_bytes(word)
-        return MediaProcessed(ProcessedMedia("image", bytes(32), str(os.nice(0)), "<x>", 1), len(word))
+        return MediaJobResult(ProcessedMedia("image", bytes(32), str(os.nice(0)), "<x>", 1), len(word))
 
 media_process.JOB_SECONDS = 0
 media_process.MAX_RESULT_BYTES = 1 << 22
@@ -69,23 +69,23 @@ BUDGET = MemoryBudget(1 << 30)
 
 
 @pytest.fixture
-def workers() -> Iterator[MediaWorkers]:
-    media_workers = MediaWorkers("/model", command=OBEDIENT_COMMAND)
+def workers() -> Iterator[MediaWorkerPool]:
+    media_workers = MediaWorkerPool("/model", command=OBEDIENT_COMMAND)
     yield media_workers
     media_workers.close()
     assert media_workers.idle_process_ids == []
 
 
-async def send(workers: MediaWorkers, data: bytes, tenant: str = "") -> MediaProcessed | MediaRefused:
+async def send(workers: MediaWorkerPool, data: bytes, tenant: str = "") -> MediaJobResult | MediaRefused:
     source, target = MemoryFile(BUDGET), MemoryFile(BUDGET)
     source.write_bytes(data)
-    job = ProcessMedia("image", "file", source.feature_file, target.feature_file, False, "[{},{}]", DecodingLimits())
+    job = MediaJobRequest("image", "file", source.feature_file, target.feature_file, False, "[{},{}]", DecodingLimits())
     return await workers.process_media(source, target, job, tenant)
 
 
-async def test_does_one_job_after_the_other_in_one_process_with_a_low_priority(workers: MediaWorkers):
+async def test_does_one_job_after_the_other_in_one_process_with_a_low_priority(workers: MediaWorkerPool):
     first = await send(workers, b"one")
-    assert isinstance(first, MediaProcessed)
+    assert isinstance(first, MediaJobResult)
     assert int(first.item.replacement) == min(os.nice(0) + 10, 19)
     process_ids = workers.idle_process_ids
     assert await send(workers, b"two") == first
@@ -93,31 +93,31 @@ async def test_does_one_job_after_the_other_in_one_process_with_a_low_priority(w
 
 
 @pytest.mark.parametrize(("word", "reason"), [(b"spin", "too_slow"), (b"abort", "undecodable")], ids=["spin", "abort"])
-async def test_refuses_an_item_that_ends_its_process(workers: MediaWorkers, word: bytes, reason: str):
+async def test_refuses_an_item_that_ends_its_process(workers: MediaWorkerPool, word: bytes, reason: str):
     refused = await send(workers, word)
     assert isinstance(refused, MediaRefused)
     assert refused.reason == reason
-    assert isinstance(await send(workers, b"next"), MediaProcessed)
+    assert isinstance(await send(workers, b"next"), MediaJobResult)
 
 
-async def test_survives_the_signals_that_reach_its_process_group(workers: MediaWorkers):
+async def test_survives_the_signals_that_reach_its_process_group(workers: MediaWorkerPool):
     await send(workers, b"first")
     (process_id,) = workers.idle_process_ids
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(process_id, number)
-    assert isinstance(await send(workers, b"second"), MediaProcessed)
+    assert isinstance(await send(workers, b"second"), MediaJobResult)
     assert workers.idle_process_ids == [process_id]
 
 
 @pytest.mark.parametrize("word", [b"raise", b"allocate", b"fill"])
-async def test_survives_errors_and_jobs_that_want_too_much(workers: MediaWorkers, word: bytes):
-    assert isinstance(await send(workers, b"first"), MediaProcessed)
+async def test_survives_errors_and_jobs_that_want_too_much(workers: MediaWorkerPool, word: bytes):
+    assert isinstance(await send(workers, b"first"), MediaJobResult)
     process_ids = workers.idle_process_ids
     assert await send(workers, word) == MediaRefused("cannot be processed", "refused_by_model")
     assert workers.idle_process_ids == process_ids
 
 
-async def test_the_environment_of_the_process_has_no_keys(workers: MediaWorkers, monkeypatch: pytest.MonkeyPatch):
+async def test_the_environment_of_the_process_has_no_keys(workers: MediaWorkerPool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PARLEY_API_KEY", "secret")
     monkeypatch.setenv("HF_TOKEN", "secret")
     answer = await send(workers, b"environment")
@@ -126,8 +126,8 @@ async def test_the_environment_of_the_process_has_no_keys(workers: MediaWorkers,
     assert not {"PARLEY_API_KEY", "HF_TOKEN"} & set(answer.predicate.split())
 
 
-async def test_refuses_the_job_of_a_killed_process(workers: MediaWorkers):
-    assert isinstance(await send(workers, b"first"), MediaProcessed)
+async def test_refuses_the_job_of_a_killed_process(workers: MediaWorkerPool):
+    assert isinstance(await send(workers, b"first"), MediaJobResult)
     (process_id,) = workers.idle_process_ids
     job = asyncio.ensure_future(send(workers, b"sleep"))
     while workers.idle_process_ids:
@@ -136,46 +136,46 @@ async def test_refuses_the_job_of_a_killed_process(workers: MediaWorkers):
     refused = await job
     assert isinstance(refused, MediaRefused)
     assert refused.reason == "too_slow"
-    assert isinstance(await send(workers, b"next"), MediaProcessed)
+    assert isinstance(await send(workers, b"next"), MediaJobResult)
 
 
-async def test_starts_another_process_for_one_that_was_killed_while_idle(workers: MediaWorkers):
-    assert isinstance(await send(workers, b"first"), MediaProcessed)
+async def test_starts_another_process_for_one_that_was_killed_while_idle(workers: MediaWorkerPool):
+    assert isinstance(await send(workers, b"first"), MediaJobResult)
     (process_id,) = workers.idle_process_ids
     os.kill(process_id, signal.SIGKILL)
     while Path(f"/proc/{process_id}/stat").read_text().split(") ")[1][0] != "Z":
         await asyncio.sleep(0.01)
-    assert isinstance(await send(workers, b"next"), MediaProcessed)
+    assert isinstance(await send(workers, b"next"), MediaJobResult)
 
 
-async def test_another_process_does_the_job_that_a_killed_one_has_not_read(workers: MediaWorkers):
-    assert isinstance(await send(workers, b"first"), MediaProcessed)
+async def test_another_process_does_the_job_that_a_killed_one_has_not_read(workers: MediaWorkerPool):
+    assert isinstance(await send(workers, b"first"), MediaJobResult)
     (process_id,) = workers.idle_process_ids
     os.kill(process_id, signal.SIGSTOP)
     job = asyncio.ensure_future(send(workers, b"next"))
     while workers.idle_process_ids:
         await asyncio.sleep(0.01)
     os.kill(process_id, signal.SIGKILL)
-    assert isinstance(await job, MediaProcessed)
+    assert isinstance(await job, MediaJobResult)
     assert workers.idle_process_ids != [process_id]
 
 
-async def test_lets_a_short_job_finish_that_nobody_wants_any_more(workers: MediaWorkers):
-    assert isinstance(await send(workers, b"first"), MediaProcessed)
+async def test_lets_a_short_job_finish_that_nobody_wants_any_more(workers: MediaWorkerPool):
+    assert isinstance(await send(workers, b"first"), MediaJobResult)
     process_ids = workers.idle_process_ids
     for _ in range(20):
         job = asyncio.ensure_future(send(workers, b"x" * 1_000_000))
         await asyncio.sleep(0)
         job.cancel()
-    assert isinstance(await send(workers, b"next"), MediaProcessed)
+    assert isinstance(await send(workers, b"next"), MediaJobResult)
     assert workers.idle_process_ids == process_ids
 
 
 async def test_kills_the_process_of_a_long_job_that_nobody_wants_any_more(
-    workers: MediaWorkers, monkeypatch: pytest.MonkeyPatch
+    workers: MediaWorkerPool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(workers_module, "KILL_DELAY", 0.01)
-    assert isinstance(await send(workers, b"first"), MediaProcessed)
+    assert isinstance(await send(workers, b"first"), MediaJobResult)
     (process_id,) = workers.idle_process_ids
     job = asyncio.ensure_future(send(workers, b"sleep"))
     while workers.idle_process_ids:
@@ -183,7 +183,7 @@ async def test_kills_the_process_of_a_long_job_that_nobody_wants_any_more(
     job.cancel()
     with pytest.raises(asyncio.CancelledError):
         await job
-    assert isinstance(await send(workers, b"next"), MediaProcessed)
+    assert isinstance(await send(workers, b"next"), MediaJobResult)
     assert workers.idle_process_ids != [process_id]
     del job
     async with asyncio.timeout(20):
@@ -191,8 +191,8 @@ async def test_kills_the_process_of_a_long_job_that_nobody_wants_any_more(
             await asyncio.sleep(0.01)
 
 
-async def test_cancels_a_job_that_waits_without_ending_the_process(workers: MediaWorkers, tmp_path: Path):
-    assert isinstance(await send(workers, b"first"), MediaProcessed)
+async def test_cancels_a_job_that_waits_without_ending_the_process(workers: MediaWorkerPool, tmp_path: Path):
+    assert isinstance(await send(workers, b"first"), MediaJobResult)
     process_ids = workers.idle_process_ids
     running = asyncio.ensure_future(send(workers, str(tmp_path / "go").encode()))  # until there is such a file
     while workers.idle_process_ids:
@@ -203,20 +203,20 @@ async def test_cancels_a_job_that_waits_without_ending_the_process(workers: Medi
     with pytest.raises(asyncio.CancelledError):
         await waiting
     (tmp_path / "go").touch()
-    assert isinstance(await running, MediaProcessed)
-    assert isinstance(await send(workers, b"b"), MediaProcessed)
+    assert isinstance(await running, MediaJobResult)
+    assert isinstance(await send(workers, b"b"), MediaJobResult)
     assert workers.idle_process_ids == process_ids
 
 
 async def test_says_that_a_processor_cannot_be_loaded_without_its_error():
-    workers = MediaWorkers("/broken", command=OBEDIENT_COMMAND)
+    workers = MediaWorkerPool("/broken", command=OBEDIENT_COMMAND)
     with pytest.raises(Unsupported, match=r"^This model's media cannot be read: its processor cannot be loaded\.$"):
         await send(workers, b"x")
     workers.close()
 
 
 async def test_says_that_a_process_does_not_start():
-    workers = MediaWorkers("/model", command=[sys.executable, "-c", "raise SystemExit(1)"])
+    workers = MediaWorkerPool("/model", command=[sys.executable, "-c", "raise SystemExit(1)"])
     with pytest.raises(NotReady):
         await send(workers, b"x")
     workers.close()
@@ -225,14 +225,14 @@ async def test_says_that_a_process_does_not_start():
 async def test_names_the_extra_that_is_not_installed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(workers_module.PACKAGES, "parley_no_such_package", "PyNone")
     with pytest.raises(Unsupported, match=r"PyNone is not installed \(pip install 'parley-llm\[media\]'\)"):
-        await send(MediaWorkers("/model"), b"x")
+        await send(MediaWorkerPool("/model"), b"x")
 
 
 async def test_the_process_dies_with_its_parent():
     program = (
         "import asyncio, os, sys; sys.path[:0] = sys.argv[1:]\n"
         "from test_media_process import *\n"
-        "workers = MediaWorkers('/model', command=OBEDIENT_COMMAND)\n"
+        "workers = MediaWorkerPool('/model', command=OBEDIENT_COMMAND)\n"
         "asyncio.run(send(workers, b'x'))\n"
         "print(workers.idle_process_ids[0], flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
@@ -247,7 +247,7 @@ async def test_the_process_dies_with_its_parent():
 
 
 async def test_decodes_images_in_a_real_process():
-    workers = MediaWorkers(str(multimodal_folder("qwen2_vl")))
+    workers = MediaWorkerPool(str(multimodal_folder("qwen2_vl")))
     await workers.start()
     process_ids = workers.idle_process_ids
     processed: Any = await send(workers, IMAGE)

@@ -43,24 +43,30 @@ def classify_refusal(placement: Placement, answer: InstanceAnswer, usable: Seque
     header_names = {name for name, _ in answer.headers}
     if prefill_answer.reports_full_decode(answer):
         placement.report_handover_refused()
-        return AttemptFailed(429, refusals.TEXTS.too_many_requests, placement.d)
+        return AttemptFailed(429, refusals.TEXTS.too_many_requests, placement.decode_instance)
     if LOST_HEADER in header_names:
-        placement.p.accepts_requests = False  # until its status reports a new engine
-        return AttemptFailed(answer.status, refusals.TEXTS.prefill_failed, placement.p)
+        placement.prefill_instance.accepts_requests = False  # until its status reports a new engine
+        return AttemptFailed(answer.status, refusals.TEXTS.prefill_failed, placement.prefill_instance)
     if prefill_answer.reports_wrong_role(answer):
-        return AttemptFailed(503, refusals.TEXTS.prefill_failed, placement.p)
+        return AttemptFailed(503, refusals.TEXTS.prefill_failed, placement.prefill_instance)
     if SHORT_HEADER in header_names and any(
-        instance.context_length > placement.p.context_length for instance in usable
+        instance.context_length > placement.prefill_instance.context_length for instance in usable
     ):
-        equally_unfit = [instance.id for instance in usable if instance.context_length <= placement.p.context_length]
+        equally_unfit = [
+            instance.id for instance in usable if instance.context_length <= placement.prefill_instance.context_length
+        ]
         return AttemptFailed(
-            answer.status, refusals.TEXTS.prefill_failed, placement.p, answer=answer, equally_unfit=equally_unfit
+            answer.status,
+            refusals.TEXTS.prefill_failed,
+            placement.prefill_instance,
+            answer=answer,
+            equally_unfit=equally_unfit,
         )
     text = refusals.TEXTS.inference_timeout if answer.status == 408 else refusals.TEXTS.prefill_failed
     return AttemptFailed(
         answer.status,
         text,
-        placement.p,
+        placement.prefill_instance,
         answer=answer,
         final=answer.status not in (429, 503),
         refused=REFUSED_HEADER in header_names,

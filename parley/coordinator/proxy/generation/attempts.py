@@ -66,8 +66,8 @@ class AttemptSpan:
         """Add the span."""
         attributes: Attributes = {
             "parley.attempt": self._number,
-            "parley.prefill.instance": placement.p.id,
-            "parley.decode.instance": placement.d.id,
+            "parley.prefill.instance": placement.prefill_instance.id,
+            "parley.decode.instance": placement.decode_instance.id,
         }
         self._trace.add_span(
             "attempt",
@@ -210,13 +210,14 @@ class RequestRunner:
         placement = self._placement = await self._place_attempt()
         attempt_span = self._begin_span(started_at)
         try:
-            used_ids = (placement.p.id, placement.d.id)
+            used_ids = (placement.prefill_instance.id, placement.decode_instance.id)
             if self.attempts and not self._failed_instances.isdisjoint(used_ids):  # none is left that did not fail
-                if self._last_refusal is not None and not self._merge.sent and placement.p.id in self._failed_instances:
+                failed_again = placement.prefill_instance.id in self._failed_instances
+                if self._last_refusal is not None and not self._merge.sent and failed_again:
                     self.client.send_complete(*self._last_refusal)
                     return True
                 await asyncio.sleep(min(MAX_RETRY_DELAY, RETRY_DELAY * 2**self.attempts))
-            if placement.p is placement.d and not placement.p.native:
+            if placement.prefill_instance is placement.decode_instance and not placement.prefill_instance.native:
                 await self._forward_unchanged(placement)
             else:
                 await self._run_separated(placement)
@@ -321,7 +322,7 @@ class RequestRunner:
 
     async def _forward_unchanged(self, placement: Placement) -> None:
         """Send the request unchanged to a server that takes no prefill commands. Raises AttemptFailed, ParleyError."""
-        instance = placement.p
+        instance = placement.prefill_instance
         if self._merge.sent:
             raise AttemptFailed(500, refusals.TEXTS.decode_failed, instance, final=True)
         try:
@@ -334,15 +335,15 @@ class RequestRunner:
 
     async def _run_separated(self, placement: Placement) -> None:
         """Run one attempt on a prefill and a decode instance. Raises AttemptFailed, RecomputeRequested."""
-        stream, merge = self._connections.result_stream(placement.d), self._merge
+        stream, merge = self._connections.result_stream(placement.decode_instance), self._merge
         if not self._recomputes:  # a recompute keeps the id
             self._attempt_id = str(int.from_bytes(draw_id()[:8]))
         if not merge.sent:
             # Read it now: a restarted instance may have another.
-            self._layout = placement.d.layout or placement.p.layout
+            self._layout = placement.decode_instance.layout or placement.prefill_instance.layout
         merge.begin_attempt(placement.report_tokens)
         if stream is None or not await stream.wait_until_ready():
-            raise AttemptFailed(500, refusals.TEXTS.decode_failed, placement.d)
+            raise AttemptFailed(500, refusals.TEXTS.decode_failed, placement.decode_instance)
         stream.register_receiver(self._attempt_id, merge)
         try:
             prefill_answer = await self._ask_prefill(placement)
@@ -353,15 +354,15 @@ class RequestRunner:
             if not merge.take_prefill_answer(
                 prefill_answer,
                 stream.native,
-                partial(self._connections.set_results_paused, placement.d, self._attempt_id),
+                partial(self._connections.set_results_paused, placement.decode_instance, self._attempt_id),
             ):
-                self._busy_instances = (placement.d,)
+                self._busy_instances = (placement.decode_instance,)
                 await merge.attempt_done
             self._busy_instances = ()
         except ResultsCut as cut:
             if cut.decode_stopped:
                 self._busy_instances = ()
-            raise AttemptFailed(500, cut.text, placement.d, final=cut.final) from None
+            raise AttemptFailed(500, cut.text, placement.decode_instance, final=cut.final) from None
         except RecomputeRequested:
             self._busy_instances = ()
             raise
@@ -380,11 +381,11 @@ class RequestRunner:
     async def _ask_prefill(self, placement: Placement) -> PrefillAnswer | None:
         """Return P's answer; None if D has already sent a complete one. Raises AttemptFailed, ResultsCut,
         RecomputeRequested."""
-        p, merge = placement.p, self._merge
+        p, merge = placement.prefill_instance, self._merge
         prior_outputs = merge.prior_outputs()
         headers = self._prefill_headers(placement, prior_size=len(prior_outputs))
         body = (prior_outputs, *self._body) if prior_outputs else self._body
-        self._busy_instances = (p, placement.d) if placement.separate else (p,)
+        self._busy_instances = (p, placement.decode_instance) if placement.separate else (p,)
         if self._first_token_due == inf:
             self._first_token_due = asyncio.get_running_loop().time() + self.options.first_token_timeout
         self._set_first_token_timeout()
@@ -417,14 +418,14 @@ class RequestRunner:
 
     def _prefill_headers(self, placement: Placement, *, prior_size: int) -> list[tuple[bytes, bytes]]:
         """Return the headers of the command to P. ``prior_size``: bytes of prior outputs before the client's body."""
-        p = placement.p
+        p = placement.prefill_instance
         headers = [
             *self._headers,
             *self._connections.secret_headers,
             *(self.client.vouched_headers if p.native else ()),
             (b"req-id", self._attempt_id.encode()),
             (b"req-type", b"prefill"),
-            *_target_headers(p, placement.d, self._connections),
+            *_target_headers(p, placement.decode_instance, self._connections),
             (RESULTS_HEADER, self._connections.coordinator_name.encode()),
             (UUID_HEADER, self.client.request_uuid.encode()),
             (CREATED_HEADER, self._created),

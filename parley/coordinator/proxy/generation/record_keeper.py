@@ -19,7 +19,7 @@ from parley.dialects.route import Route
 from parley.errors import ParleyError
 from parley.serving.answer_writer import follow_events
 from parley.serving.handlers.stored_records import replay_stream
-from parley.serving.records.background import BackgroundRuns, tenant_records
+from parley.serving.records.background import BackgroundRunner, tenant_records
 from parley.serving.records.batch_resumption import BatchResumption, PortApp
 from parley.serving.records.batch_runner import BatchRunner
 from parley.serving.records.inner_sender import resume_info, sender_of_client
@@ -39,7 +39,7 @@ class RecordKeeper:
         self._identity, self._knows_keys = identity, knows_keys
         self._store = open_record_store(options.response_store, options.response_lifetime, options.response_store_file)
         self._table = table
-        self.runs = BackgroundRuns(self._store)
+        self.runs = BackgroundRunner(self._store)
         self._batch_runner = BatchRunner(self.runs, self._store, is_ending=is_ending)
 
     def serves(self, client: DownstreamClient) -> bool:

@@ -51,7 +51,7 @@ class OpenRun:
 
 
 def parsing_context(client: DownstreamClient) -> RequestContext:
-    """Return what is known here of the context in which instances read a client's request."""
+    """Return the facts known here of the context in which instances read a client's request."""
     records: TenantRecords = INLINED_RECORDS if client.records_inlined else NO_RECORDS
     return RequestContext(
         client.request_uuid,

@@ -9,9 +9,9 @@ from parley.coordinator import refusals
 from parley.coordinator.proxy.client_identity import ClientIdentity
 from parley.coordinator.proxy.downstream.client import DownstreamClient
 from parley.coordinator.proxy.paths import ApiPath
+from parley.coordinator.routing.implied_model import ModelRequirement
 from parley.coordinator.routing.instance import ClusterInstance, least_loaded
 from parley.coordinator.routing.instance_scheduler import InstanceScheduler
-from parley.coordinator.routing.model_choice import ModelRequirement
 from parley.coordinator.routing.policies import SchedulingRequest
 from parley.dialects.mounts import known_spelling, names_any_model
 from parley.dialects.route import Route, RouteKind
@@ -22,7 +22,8 @@ MODEL_KINDS: frozenset[RouteKind] = frozenset({"tokenize", "detokenize", "tokeni
 
 
 class RequestedModel(NamedTuple):
-    """The model of a request: its name, or the requirement of which one it is. ``route``: one that needs the same."""
+    """The model of a request: its name, or, if the request names none, what it needs of a model. ``route``: a route
+    with the same needs."""
 
     name: str
     requirement: ModelRequirement | None

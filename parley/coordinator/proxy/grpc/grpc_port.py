@@ -38,7 +38,7 @@ from parley.disagg.wire.headers import NATIVE_PREFIX
 from parley.errors import InvalidValue, ParleyError
 from parley.version import __version__
 from parley.web.exchange import REQUEST_ID_PATTERN, TIMEOUT_HEADER
-from parley.web.grpc_limits import IdleCalls, grpc_server_options
+from parley.web.grpc_limits import IdleCallLimit, grpc_server_options
 from parley.web.grpc_listener import GrpcListener
 from parley.web.http_options import HttpOptions
 from parley.web.offload import to_thread_if_large
@@ -67,7 +67,7 @@ class CoordinatorGrpcPort:
 
     def __init__(self, table: InstanceTable, front: ASGIApp, options: CoordinatorOptions, limits: HttpOptions):
         self._table, self._front, self._options = table, front, options
-        self._idle_calls = IdleCalls(max(1, limits.grpc_connections // 2))
+        self._idle_calls = IdleCallLimit(max(1, limits.grpc_connections // 2))
         self._passthrough = GrpcPassthrough(table)
         self.listener = GrpcListener()
         self._server = grpc.aio.server(options=grpc_server_options(limits, options.max_requests))

@@ -41,7 +41,7 @@ class ResponseRequest(SocketRequest):
     metadata: dict[str, Any] | None
 
 
-class ResponseAnswer(SocketAnswer):
+class RealtimeAnswer(SocketAnswer):
     """The answer to one request. ``add_item`` adds an item to the conversation, and returns the id of the one before
     it; ``on_end`` is called once."""
 

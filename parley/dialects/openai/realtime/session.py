@@ -18,7 +18,7 @@ from parley.dialects.openai.metadata import read_metadata
 from parley.dialects.openai.realtime.audio import MAX_AUDIO_TEXT, AudioBuffer, CommittedAudio
 from parley.dialects.openai.realtime.conversation import Conversation, ItemWithAudio, input_item, read_item
 from parley.dialects.openai.realtime.events import new_id, write_error, write_event
-from parley.dialects.openai.realtime.response import RESPONSE_LANE, ResponseAnswer, ResponseRequest
+from parley.dialects.openai.realtime.response import RESPONSE_LANE, RealtimeAnswer, ResponseRequest
 from parley.dialects.openai.realtime.session_settings import (
     NO_LIMIT,
     SessionKind,
@@ -62,7 +62,7 @@ class RealtimeSession(SocketSession):
         self._conversation = Conversation(opening.records)
         self._last_audio_id: str | None = None
         self._active: ResponseRequest | None = None
-        self._answer: ResponseAnswer | None = None  # of the active response, once it has begun
+        self._answer: RealtimeAnswer | None = None  # of the active response, once it has begun
         self._readers: Mapping[str, Callable[[Fields], EventAnswer]] = {
             "session.update": self._update_session,
             "input_audio_buffer.append": self._append_audio,
@@ -116,7 +116,7 @@ class RealtimeSession(SocketSession):
         rate = self._settings.rate
         items = self._conversation.list_items() if request.items is None else request.items
         input_items = [input_item(item, rate, audio) for item, audio in items]
-        answer = ResponseAnswer(request, input_items, self._conversation.add_output, self._end_response)
+        answer = RealtimeAnswer(request, input_items, self._conversation.add_output, self._end_response)
         if request.items is not None:
             request.items.clear()  # they may be large, and the answer has them now
         if self._active is request:  # else it was cancelled
@@ -274,7 +274,7 @@ class RealtimeSession(SocketSession):
             raise InvalidValue("Cancellation failed: no active response found", code="response_cancel_not_active")
         answer = self._answer
         if answer is None or answer.request is not active:  # its request waits for the end of one that was cancelled
-            answer = ResponseAnswer(active, [], self._conversation.add_output, self._end_response)
+            answer = RealtimeAnswer(active, [], self._conversation.add_output, self._end_response)
         return LaneEnd(RESPONSE_LANE, [answer.cancelled_event()])
 
     def _end_response(self) -> None:

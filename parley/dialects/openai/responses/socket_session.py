@@ -123,7 +123,7 @@ class ResponsesSession(SocketSession):
     def start_request(self, request: SocketRequest) -> SocketAnswer:
         """Return the answer to a request, which has no parts yet."""
         assert isinstance(request, CreateRequest)
-        return ResponsesAnswer(self, request, self._records.find_record(request.previous or ""))
+        return SocketResponsesAnswer(self, request, self._records.find_record(request.previous or ""))
 
     def find_items(self) -> dict[str, msgspec.Raw]:
         """Return the items with ids of all responses that are kept."""
@@ -176,7 +176,7 @@ class ResponsesSession(SocketSession):
             self._records.delete_record(response_id)
 
 
-class ResponsesAnswer(SocketAnswer):
+class SocketResponsesAnswer(SocketAnswer):
     """The answer to one request. ``earlier``: the items of the response that it continues, as JSON; None if the
     connection keeps no such response."""
 

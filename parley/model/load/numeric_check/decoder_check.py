@@ -20,7 +20,7 @@ from parley.model.networks.decoder_config import DecoderConfig
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layer_shape import LayerShape
-from parley.native.layout import Span
+from parley.native.layout import RowSpan
 from parley.types import EmbeddingRun, MediaItem
 
 PROBE_TOKENS = 24  # tokens in the numeric check
@@ -54,7 +54,7 @@ def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantizatio
     pages.clear_pages(list(range(count)))
     positions = torch.arange(PROBE_TOKENS, device=device)
     batch = PackedBatch(
-        token_ids.to(device), positions, positions, [Span(0, PROBE_TOKENS, PROBE_TOKENS, list(range(count)))]
+        token_ids.to(device), positions, positions, [RowSpan(0, PROBE_TOKENS, PROBE_TOKENS, list(range(count)))]
     )
     if config.rope.mrope_section:
         batch.rope_positions = _image_positions().to(device)

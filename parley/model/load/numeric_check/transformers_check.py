@@ -25,7 +25,7 @@ from parley.core.sequence import PAGE_SIZE
 from parley.model.load.media_arguments import granite4_layers
 from parley.model.networks.network import DecoderNetwork, MediaRows, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
-from parley.native.layout import Span
+from parley.native.layout import RowSpan
 from parley.text.media_family import MediaFamily
 from parley.types import EmbeddingRun, MediaItem
 
@@ -191,10 +191,10 @@ def _paged_logits(network: DecoderNetwork, sequences: list[ProbeSequence], dtype
     for step in PROBE_STEPS:
         ids: list[torch.Tensor] = []
         positions: list[torch.Tensor] = []
-        spans: list[Span] = []
+        spans: list[RowSpan] = []
         for number, count in step:
             start, end = computed[number], computed[number] + count
-            spans.append(Span(sum(len(part) for part in ids), count, end, tables[number]))
+            spans.append(RowSpan(sum(len(part) for part in ids), count, end, tables[number]))
             ids.append(sequences[number].ids[start:end])
             positions.append(torch.arange(start, end, device=device))
             computed[number] = end

@@ -33,18 +33,18 @@ class Rows(list[Any]):
         return self
 
 
-class AnswerVector(list[float]):
+class TensorStandIn(list[float]):
     """The numbers of a vector; stands in for a tensor."""
 
-    def float(self) -> AnswerVector:
+    def float(self) -> TensorStandIn:
         """Return the vector: its numbers are floats."""
         return self
 
-    def flatten(self) -> AnswerVector:
+    def flatten(self) -> TensorStandIn:
         """Return the vector: it has one dimension."""
         return self
 
-    def tolist(self) -> AnswerVector:
+    def tolist(self) -> TensorStandIn:
         """Return the vector, which is a list."""
         return self
 
@@ -89,7 +89,7 @@ class ChoiceOutput(msgspec.Struct):
     kv_transfer_params: dict[str, Any] | None = None
 
 
-class OutputStep(msgspec.Struct):
+class VLLMStep(msgspec.Struct):
     """Outputs that arrived together, with the attributes of ``EngineCoreOutputs``."""
 
     outputs: list[ChoiceOutput]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from parley.coordinator.routing.instance import ClusterInstance, OfferedModel
+from parley.coordinator.routing.instance import ClusterInstance, InstanceModel
 from parley.dialects.route import Route
 from parley.types import ALL_MODEL_TASKS, ModelTask
 
@@ -19,54 +19,58 @@ MAX_KEPT_CHOICES = 1024  # one for each kind of route and limited key
 
 
 class ModelRequirement(NamedTuple):
-    """A request that names no model. ``tasks``: of which the model needs one, None: any model suits. ``key_models``:
-    the models that its client's key may use, none: all. ``main_only``: it is for the main model, whichever that is."""
+    """What a request that names no model needs of one.
+
+    * ``tasks``: the model must have one of these; None: any model suits.
+    * ``key_models``: the models that the client's key may use; empty: all.
+    * ``main_only``: the request is for the main model, whichever that is.
+    """
 
     tasks: frozenset[ModelTask] | None
     key_models: tuple[str, ...] = ()
     main_only: bool = False
 
 
-class ModelChoice(NamedTuple):
-    """The model of a request that names none; None if no instance reports its models. ``instances``: the ids of those
-    that would choose it."""
+class ImpliedModel(NamedTuple):
+    """The model of a request that names none; None if no instance reports its models. ``instances``: the ids of the
+    instances that would choose it themselves."""
 
-    model: OfferedModel | None
+    model: InstanceModel | None
     instances: frozenset[int]
 
 
-def read_offered_models(members: Mapping[str, Any]) -> tuple[OfferedModel, ...] | None:
+def read_offered_models(members: Mapping[str, Any]) -> tuple[InstanceModel, ...] | None:
     """Return the models of an instance from its status, the main one first; None if it does not report them. An
     older version reports names, but no tasks."""
     reports, names = members.get("model_tasks"), _read_texts(members.get("models"))
     if isinstance(reports, list):
         offered = [_read_offered_model(report) for report in reports if isinstance(report, dict)]
         return tuple(model for model in offered if model.names)
-    return (OfferedModel(names[:1], None),) if names else None
+    return (InstanceModel(names[:1], None),) if names else None
 
 
-def _read_offered_model(report: Mapping[str, Any]) -> OfferedModel:
+def _read_offered_model(report: Mapping[str, Any]) -> InstanceModel:
     tasks = report.get("tasks")
     known_tasks = None if tasks is None else frozenset(ALL_MODEL_TASKS.intersection(_read_texts(tasks)))
-    return OfferedModel(_read_texts(report.get("names")), known_tasks)
+    return InstanceModel(_read_texts(report.get("names")), known_tasks)
 
 
 def _read_texts(value: Any) -> tuple[str, ...]:
     return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
 
 
-class ModelChoices:
-    """The choices among the models of some instances, each made once. ``list_instances`` returns them all."""
+class ImpliedModelFinder:
+    """Finds the models of requests that name none, and remembers them. ``list_instances`` returns all instances."""
 
     def __init__(self, list_instances: Callable[[], Iterable[ClusterInstance]]):
         self._list_instances = list_instances
-        self._choices: dict[ModelRequirement, ModelChoice] = {}
+        self._choices: dict[ModelRequirement, ImpliedModel] = {}
 
     def forget_choices(self) -> None:
         """Choose anew from now on: the instances or their models have changed."""
         self._choices.clear()
 
-    def choose_model(self, requirement: ModelRequirement) -> ModelChoice:
+    def choose_model(self, requirement: ModelRequirement) -> ImpliedModel:
         """Return the choice for a request that names no model."""
         choice = self._choices.get(requirement)
         if choice is None:
@@ -95,11 +99,11 @@ class ModelChoices:
         return is_offered
 
 
-def _choose_model(requirement: ModelRequirement, instances: Iterable[ClusterInstance]) -> ModelChoice:
+def _choose_model(requirement: ModelRequirement, instances: Iterable[ClusterInstance]) -> ImpliedModel:
     ordered = sorted(instances, key=lambda instance: instance.id)
     own_choices = [(instance, _own_choice(requirement, instance.offered)) for instance in ordered if instance.offered]
     if not own_choices:
-        return ModelChoice(None, frozenset())
+        return ImpliedModel(None, frozenset())
     usable = [model for _, model in own_choices if _is_open_to_key(requirement, model)] or [own_choices[0][1]]
     suitable = [model for model in usable if model.tasks is not None and _suits_requirement(requirement, model)]
     unreported = [model for model in usable if model.tasks is None]
@@ -114,10 +118,10 @@ def _choose_model(requirement: ModelRequirement, instances: Iterable[ClusterInst
     holders = {instance.id for instance, model in own_choices if not names.isdisjoint(model.names)}
     # A server that reports no models may get any request for text.
     holders |= {instance.id for instance in ordered if not instance.offered and expects_text}
-    return ModelChoice(chosen, frozenset(holders))
+    return ImpliedModel(chosen, frozenset(holders))
 
 
-def _own_choice(requirement: ModelRequirement, offered: Sequence[OfferedModel]) -> OfferedModel:
+def _own_choice(requirement: ModelRequirement, offered: Sequence[InstanceModel]) -> InstanceModel:
     """Return the model that an instance chooses itself (``ModelRegistry.implied_model``)."""
     usable = [model for model in offered if _is_open_to_key(requirement, model)] or offered
     if requirement.main_only:
@@ -125,9 +129,9 @@ def _own_choice(requirement: ModelRequirement, offered: Sequence[OfferedModel]) 
     return next((model for model in usable if _suits_requirement(requirement, model)), usable[0])
 
 
-def _suits_requirement(requirement: ModelRequirement, model: OfferedModel) -> bool:
+def _suits_requirement(requirement: ModelRequirement, model: InstanceModel) -> bool:
     return model.tasks is None or requirement.tasks is None or not requirement.tasks.isdisjoint(model.tasks)
 
 
-def _is_open_to_key(requirement: ModelRequirement, model: OfferedModel) -> bool:
+def _is_open_to_key(requirement: ModelRequirement, model: InstanceModel) -> bool:
     return not requirement.key_models or any(name in requirement.key_models for name in model.names)

@@ -15,8 +15,8 @@ from parley.dialects.route import Route
 from parley.errors import InvalidValue, excerpt
 from parley.serving.keys.scopes import may_use_model
 from parley.serving.model_registry import ModelRegistry
-from parley.serving.pages.activity_history import SAMPLE_FIELDS, SAMPLE_SECONDS
 from parley.serving.served_model import ServedModel
+from parley.serving.web_pages.activity_history import SAMPLE_FIELDS, SAMPLE_SECONDS
 from parley.types import Tenant
 from parley.version import __version__
 from parley.web.exchange import Exchange

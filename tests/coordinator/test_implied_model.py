@@ -14,8 +14,8 @@ from support.http_client import MODEL_INFO
 from support.scripted_instance import ScriptedInstance
 from support.simulated_cluster import lose_instance, report_status, simulated_cluster
 
+from parley.coordinator.routing.implied_model import ModelRequirement
 from parley.coordinator.routing.instance_scheduler import RequestRefused
-from parley.coordinator.routing.model_choice import ModelRequirement
 from parley.coordinator.routing.policies import SchedulingRequest
 from parley.types import ModelInfo
 
@@ -98,16 +98,16 @@ async def test_placement_follows_the_choice_and_refuses_only_while_no_instance_h
     table, scheduler = cluster_of([EMBEDDER], [WRITER], [WRITER])
     one, two, three = table
     for request in (SchedulingRequest(10, requirement=GENERATE), SchedulingRequest(10, model="writer")):
-        assert {(await scheduler.place_request(request)).p.id for _ in range(4)} <= {2, 3}
+        assert {(await scheduler.place_request(request)).prefill_instance.id for _ in range(4)} <= {2, 3}
         table.set_instance_offline(two, True)
-        assert (await scheduler.place_request(request)).p.id == 3
+        assert (await scheduler.place_request(request)).prefill_instance.id == 3
         table.set_instance_offline(three, True)
         with pytest.raises(RequestRefused) as refused:
             await scheduler.place_request(request)
         assert (refused.value.status, refused.value.retry_after) == (503, 1)
         table.set_instance_offline(two, False)
         table.set_instance_offline(three, False)
-    assert (await scheduler.place_request(SchedulingRequest(10, model="unknown"))).p in (one, two, three)
+    assert (await scheduler.place_request(SchedulingRequest(10, model="unknown"))).prefill_instance in (one, two, three)
 
 
 async def test_a_retry_waits_for_the_only_instance_with_its_model():
@@ -119,7 +119,7 @@ async def test_a_retry_waits_for_the_only_instance_with_its_model():
     await asyncio.sleep(0)
     assert not placing.done() and scheduler.queued_requests == 1
     table.set_instance_offline(two, False)
-    assert (await placing).p is two
+    assert (await placing).prefill_instance is two
 
 
 # -- servers
