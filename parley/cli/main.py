@@ -29,7 +29,7 @@ from parley.version import __version__
 
 COMMANDS = {
     "serve": "answer requests for a model over HTTP",
-    "coordinator": "put several instances behind one port, with prefill and decode apart if you like",
+    "coordinator": "put several instances behind one port, prefill and decode together or apart",
     "chat": "talk to a model in the terminal",
     "cluster": "run a coordinator and instances on the machines of a Ray cluster",
     "bench": "measure a server's latency and throughput",
@@ -44,7 +44,7 @@ COMMANDS = {
     "rm": "remove a model from the cache",
     "ps": "list the models that a running server serves",
     "completion": "print a script that completes commands and options in a shell",
-    "version": "print the version; --all: of everything that matters",
+    "version": "print the version; --all: also those of Python, the libraries and the machine",
 }
 MACHINE_COMMANDS = ("pull", "list", "show", "rm", "ps", "completion", "version")  # modules of the folder machine
 
@@ -53,7 +53,7 @@ FAILED_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors o
 # Commands that share a line of the help, so that it fits a screen.
 TOGETHER = {
     "pull": (("pull", "list", "show", "rm"), "models in the Hugging Face cache: download, list, describe, remove"),
-    "completion": (("completion", "version"), "a script for your shell; the versions of everything (--all)"),
+    "completion": (("completion", "version"), "a script for your shell; the version (--all: also of libraries)"),
 }
 GROUPED = {name for names, _ in TOGETHER.values() for name in names}
 COMMAND_WIDTH = max(len("  ".join(TOGETHER.get(name, ((name,), ""))[0])) for name in COMMANDS)

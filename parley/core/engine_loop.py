@@ -221,8 +221,8 @@ class EngineLoop:
         return EngineStats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting) + len(self.encode_queue or ()) + len(self.admission),
-            blocks_used=self.pool.used_count,
-            blocks_total=self.pool.page_count,
+            used_pages=self.pool.used_count,
+            total_pages=self.pool.page_count,
             preemptions=self.scheduler.preemptions,
             prefix_queries=self.pool.prefix_queries,
             prefix_hits=self.pool.prefix_hits,

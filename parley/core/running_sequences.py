@@ -1,4 +1,4 @@
-"""The sequences that run: their order and their slots."""
+"""The running sequences: their order and their slots. Knows neither pages nor steps."""
 
 from __future__ import annotations
 

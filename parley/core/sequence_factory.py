@@ -13,8 +13,10 @@ from parley.types import EngineRequest, MediaItem
 class SequenceFactory:
     """Creates sequences of one model, and numbers them in the order of their arrival.
 
-    ``max_context``: tokens of a prompt and its output together. ``page_count``: pages of the pool, which bound the
-    beams of a search. ``long_rope_after``: as in ``ModelRunner``. ``hashes_pages``: False without a prefix cache.
+    * ``max_context``: tokens of a prompt and its output together.
+    * ``page_count``: pages of the pool, which bound the beams of a search.
+    * ``long_rope_after``: as in ``ModelRunner``.
+    * ``hashes_pages``: False without a prefix cache.
     """
 
     def __init__(

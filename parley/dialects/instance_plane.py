@@ -23,8 +23,10 @@ REQUEST_UUID = re.compile(r"[0-9a-f]{32}")  # the id of a request, the same for 
 class OriginalRequest(msgspec.Struct):
     """A request as it arrived, and the engine outputs that were rendered for it so far.
 
-    ``prior_outputs``: those outputs. ``request_uuid``: 32 hexadecimal digits, the source of everything random about the
-    request. ``created``: the time shown in its answer. ``prompt_ids``: as in ResumedBody.
+    * ``prior_outputs``: those outputs.
+    * ``request_uuid``: 32 hexadecimal digits, the source of everything random about the request.
+    * ``created``: the time shown in its answer.
+    * ``prompt_ids``: as in ResumedBody.
     """
 
     body: bytes

@@ -1,4 +1,4 @@
-"""What answers a request: a complete ``Answer``, or a ``Reply`` that makes one of the events of a generation."""
+"""The answer to a request: a complete ``Answer``, or a ``Reply`` that makes one of the events of a generation."""
 
 from __future__ import annotations
 

@@ -17,8 +17,13 @@ MediaForm = Literal["file", "base64", "base64_frames", "base64_embeddings"]
 
 
 class DecodingLimits(msgspec.Struct, frozen=True):
-    """Limits of a decoded item. ``pixels``: of an image or of one frame; ``seconds``: of a clip; ``frames``: kept
-    frames of a video; ``frame_bytes``: of these frames together, which are scaled down if they take more."""
+    """Limits of a decoded item.
+
+    * ``pixels``: the most of an image or of one frame.
+    * ``seconds``: the longest clip.
+    * ``frames``: the most frames of a video that are kept.
+    * ``frame_bytes``: the most bytes of these frames together, which are scaled down if they take more.
+    """
 
     pixels: int = 50_000_000
     seconds: float = 600.0

@@ -65,7 +65,7 @@ SCRIPTED_MODEL = ModelInfo(
     weights_bytes=0,
     kv_bytes=0,
     kv_pages=4096,
-    block_size=16,
+    page_tokens=16,
     fused=False,
     dimensions=8,
 )
@@ -87,12 +87,15 @@ class _ScriptedChoice:
 
 
 class ScriptedEngine(MessagePageTransfer):
-    """``reply(request, index)`` returns the tokens of a choice, or raises ScriptedFailure.
+    """An engine whose answers come from a function: ``reply(request, index)`` returns the tokens of a choice, or raises
+    ScriptedFailure.
 
-    A choice finishes early at a stop id, or with "stop" where the list ends. ``step_seconds``: time
-    between steps (0: as fast as the event loop turns). ``step_gate``: no step runs while it is cleared, so that a test
-    can hold requests in the queue or between tokens. ``load_seconds``: time that loading takes. ``load_failure``: error
-    that loading ends with.
+    A choice finishes early at a stop id, or with "stop" where the list ends.
+
+    * ``step_seconds``: time between steps (0: as fast as the event loop turns).
+    * ``step_gate``: no step runs while it is cleared, so that a test can hold requests in the queue or between tokens.
+    * ``load_seconds``: time that loading takes.
+    * ``load_failure``: error that loading ends with.
     """
 
     scripted = True
@@ -119,7 +122,7 @@ class ScriptedEngine(MessagePageTransfer):
         self._waiting: list[_ScriptedChoice] = []
         self._running: list[_ScriptedChoice] = []
         self._prefill_share = PrefillShare()
-        self._engine_stats = EngineStats(blocks_total=info.kv_pages)
+        self._engine_stats = EngineStats(total_pages=info.kv_pages)
         self._free_pages = list(range(info.kv_pages))
         self._leases: dict[str, list[int]] = {}
         self._reservations: dict[str, list[int]] = {}
@@ -220,7 +223,7 @@ class ScriptedEngine(MessagePageTransfer):
     def _reserve_pages(self, message: ReservePages) -> ReserveResponse:
         if message.key in self._reservations:
             return ReserveResponse(message.id, error="Something is reserved under this key already.")
-        count = len(message.prefix.token_ids) // self._model_info.block_size
+        count = len(message.prefix.token_ids) // self._model_info.page_tokens
         if count > len(self._free_pages):
             return ReserveResponse(message.id, error="There is no capacity for this number of pages.")
         pages = self._reservations[message.key] = [self._free_pages.pop(0) for _ in range(count)]
@@ -230,7 +233,7 @@ class ScriptedEngine(MessagePageTransfer):
         """Report the full pages of a request with a lease, whose whole prompt is computed in one step."""
         count = (
             len([*request.token_ids, *(request.prior_tokens[0] if request.prior_tokens else [])])
-            // self._model_info.block_size
+            // self._model_info.page_tokens
         )
         if count and count <= len(self._free_pages) and request.id not in self._leases:
             pages = self._leases[request.id] = [self._free_pages.pop(0) for _ in range(count)]
@@ -361,9 +364,11 @@ class ScriptedEngine(MessagePageTransfer):
         self._engine_stats.waiting = len(self._waiting)
         self._engine_stats.pinned_pages = sum(map(len, self._leases.values()))
         self._engine_stats.reserved_pages = sum(map(len, self._reservations.values()))
-        self._engine_stats.blocks_used = (
+        self._engine_stats.used_pages = (
             self._engine_stats.pinned_pages
             + self._engine_stats.reserved_pages
-            + sum(-(-(len(c.request.token_ids) + c.output_count) // self._model_info.block_size) for c in self._running)
+            + sum(
+                -(-(len(c.request.token_ids) + c.output_count) // self._model_info.page_tokens) for c in self._running
+            )
         )
         return self._engine_stats

@@ -42,7 +42,7 @@ from parley.gguf.state_architectures import (
 )
 from parley.gguf.step_architecture import STEP_ARCHITECTURES
 
-# What files hold that are no models, by their ``general.type`` or architecture
+# The content of files that are no models, by their ``general.type`` or architecture
 FOREIGN_KINDS = {
     "an image or audio encoder and no language model; name that, and this one as its mmproj": ("mmproj", "clip"),
     "a LoRA adapter, which is not read from GGUF; name its model, and the adapter as safetensors": ("adapter",),

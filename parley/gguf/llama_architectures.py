@@ -82,7 +82,7 @@ def _read_list(model: GgufModel, key: str, count: int) -> list[int]:
 
 
 def complete_qwen(model: GgufModel, config: dict[str, Any]) -> None:
-    """Halve the width of MLPs, of which the first Qwen's configs give that of gates and ups together."""
+    """Halve the width of MLPs: the first Qwen's configs give the width of gates and ups together."""
     config["intermediate_size"] = read_size(model, "feed_forward_length") // 2
 
 

@@ -60,9 +60,12 @@ WHOLE_TEXT_NAMES = ("gemma4", "granite-embed-multi-311m", "sarvam-moe")
 
 
 class PreTokenizer(NamedTuple):
-    """``patterns``: expressions that split a text. ``nfc``: texts are normalized to NFC first. ``whole_words``: a word
-    of the vocabulary is one token, even if the merges divide it. ``begins``: texts begin with BOS unless the file says
-    otherwise.
+    """A way to split texts before they are tokenized.
+
+    * ``patterns``: expressions that split a text.
+    * ``nfc``: texts are normalized to NFC first.
+    * ``whole_words``: a word of the vocabulary is one token, even if the merges divide it.
+    * ``begins``: texts begin with BOS unless the file says otherwise.
     """
 
     patterns: tuple[str, ...]

@@ -30,7 +30,7 @@ class ClusterMember:
         """Record the prompt of a request whose keys and values will be computed or received here."""
         info = self.instance_state.models[0].engine.info
         if info is not None:
-            self.instance_state.record_prompt(body, info.kv_pages * info.block_size, owner)
+            self.instance_state.record_prompt(body, info.kv_pages * info.page_tokens, owner)
 
     def count_transfers(self, **amounts: float) -> None:
         """Add to the statistics of handovers."""

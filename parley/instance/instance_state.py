@@ -28,8 +28,12 @@ MAPPED_IPV4_PREFIX = "::ffff:"  # prefix of an IPv4 address on a socket for both
 
 
 class InstanceState:
-    """``epoch``: random name of this process. ``models``: the served models. ``recent_prefixes``: hashes of recently
-    computed prompts. ``transfers``: statistics of handovers.
+    """The state of this server as an instance of a cluster.
+
+    * ``epoch``: random name of this process.
+    * ``models``: the served models.
+    * ``recent_prefixes``: hashes of recently computed prompts.
+    * ``transfers``: statistics of handovers.
     """
 
     def __init__(self, options: ServerOptions, links: PeerLinks):

@@ -44,9 +44,9 @@ def instance_status(
 def instance_resources(registry: ModelRegistry) -> dict[str, Any]:
     """Return the resources of all models together. Blocks are KV cache pages; there is no second memory to swap to."""
     stats = [model.engine.stats for model in registry.models]
-    infos = [model.engine.info for model in registry.models]  # stats.blocks_total may still be 0
+    infos = [model.engine.info for model in registry.models]  # stats.total_pages may still be 0
     total = sum(info.kv_pages for info in infos if info is not None)
-    used_blocks = sum(engine_stats.blocks_used for engine_stats in stats)
+    used_blocks = sum(engine_stats.used_pages for engine_stats in stats)
     places = sum(model.settings.max_batch for model in registry.models)
     running, waiting = (
         sum(engine_stats.running for engine_stats in stats),
@@ -79,7 +79,7 @@ def parley_members(registry: ModelRegistry, instance_state: InstanceState, addre
         "ready": registry.unready_error() is None,
         "layout": ",".join(layouts),
         "slots": sum(model.settings.max_batch for model in registry.models),
-        "block_size": info.block_size if info is not None else 0,
+        "block_size": info.page_tokens if info is not None else 0,
         "max_seq_len": info.max_model_len if info is not None else 0,
         "pinned": sum(engine_stats.pinned_pages for engine_stats in stats),
         "reserved": sum(engine_stats.reserved_pages for engine_stats in stats),

@@ -320,7 +320,7 @@ class PrefillStage(RequestStage):
         """Return the features that the other instance needs besides pages, by digest."""
         info = self._running_request.model.model_info
         moves_pages = info.arena is not None and not info.arena.regions  # such an engine wants to see every item
-        digests = handover.items_beyond_pages(self._engine_requests, MAX_PAGE if moves_pages else info.block_size)
+        digests = handover.items_beyond_pages(self._engine_requests, MAX_PAGE if moves_pages else info.page_tokens)
         return {
             item.digest: read_features(item.features)
             for item in self.processed_media or ()

@@ -22,7 +22,7 @@ from parley.types import MediaItem
 
 
 class _View(NamedTuple):
-    """What text tokens from position ``text_start`` of the sequence see: its tokens ``start .. end``."""
+    """Text tokens from position ``text_start`` of the sequence on see its tokens ``start .. end``."""
 
     text_start: int
     start: int
@@ -80,7 +80,7 @@ def unscored_positions(sequence: Sequence) -> set[int]:
 
 
 def image_views(media: list[MediaItem]) -> list[_View]:
-    """Return what the tokens of a text see, from each mark on. Before the first mark they see nothing."""
+    """Return the tokens that the text sees, from each mark on. Before the first mark it sees none."""
     views: list[_View] = []
     for item in media:
         if item.seen_from < 0:

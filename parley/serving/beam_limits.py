@@ -64,7 +64,7 @@ def beam_output_limit(request: Request, info: ModelInfo, prompt_tokens: int, min
     beam_options = request.beam
     if beam_options is None:
         return None
-    output_limit = (info.kv_pages // beam_options.width - 1) * info.block_size - prompt_tokens
+    output_limit = (info.kv_pages // beam_options.width - 1) * info.page_tokens - prompt_tokens
     if output_limit < max(1, min_output_tokens):
         raise InvalidValue(
             f"'{beam_options.field}': {beam_options.width} beams of {prompt_tokens + max(1, min_output_tokens)} tokens "

@@ -56,8 +56,11 @@ UNANSWERED_MESSAGE = "The engine ended this request without an answer."
 
 
 class Generation:
-    """One request from admission to its last event. ``tenant``: the client, by its API key. ``stage``: the stage of a
-    separated request that runs here, None for a whole request. ``account``: is charged for its tokens, if they count.
+    """One request from admission to its last event.
+
+    * ``tenant``: the client, by its API key.
+    * ``stage``: the stage of a separated request that runs here; None for a whole request.
+    * ``account``: charged for the request's tokens; None: they do not count.
 
     It ends in one of these ways: it finishes by itself; its client cancels it by an id (``cancel_by_id``) or by
     disconnecting (``close``); it is finished early with the output so far (``finish_early``); an error ends it

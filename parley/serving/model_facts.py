@@ -74,7 +74,7 @@ def model_request_context(
 ) -> RequestContext:
     """Return the server state that a dialect needs to read request ``unique_id``; ``created`` defaults to now."""
     info, stats, pipeline = model.engine.info, model.engine.stats, model.loaded_pipeline
-    page_tokens = info.block_size if info is not None else 0
+    page_tokens = info.page_tokens if info is not None else 0
     return RequestContext(
         unique_id,
         created=int(time.time()) if created is None else created,
@@ -84,8 +84,8 @@ def model_request_context(
         path_parts=path_parts,
         headers=headers,
         query_string=query_string,
-        cached_tokens=stats.blocks_used * page_tokens,
-        cache_capacity=stats.blocks_total * page_tokens,
+        cached_tokens=stats.used_pages * page_tokens,
+        cache_capacity=stats.total_pages * page_tokens,
         generation_defaults=pipeline.generation_defaults if pipeline is not None else {},
         waiting_sequences=stats.waiting,
         model_names=model.names,

@@ -46,9 +46,9 @@ class ServedModel:
     """A model with its engine. ``fetch_weights`` and ``load_engine`` bring it into service; ``drain_requests`` and
     ``close_engine`` take it out.
 
-    ``names``: the names that clients may use; answers carry the first one if the request named none. ``total_slots``:
-    the slots for choices that may run or wait; ``used_slots`` of them are taken, ``tenant_slots`` counts them by
-    tenant.
+    * ``names``: the names that clients may use; answers carry the first one if the request named none.
+    * ``total_slots``: how many choices may run or wait at a time; ``used_slots``: how many do.
+    * ``tenant_slots``: the used slots, by tenant.
     """
 
     def __init__(self, names: tuple[str, ...], settings: EngineSettings, engine: Engine, options: ServerOptions):
@@ -71,9 +71,8 @@ class ServedModel:
         self._endpoint_store: EndpointStore | None = None
         self.pause_state = ""  # "held" or "prepared": requests are refused until admission resumes
         self.adapters: dict[str, int] = {}  # name -> when it was loaded; the folders are in the settings
-        self.media_adapters: dict[
-            MediaKind, str
-        ] = {}  # names of those that prompts with media use unless they name one
+        # The adapter of a prompt that names none, by the kind of the prompt's media.
+        self.media_adapters: dict[MediaKind, str] = {}
         self._own_adapters: frozenset[str] = frozenset()  # the adapters that the engine has without being asked
         self.loaded_pipeline: TextPipeline | None = None  # None until it is loaded
         self.config: Mapping[str, object] = {}  # the content of the model's config.json

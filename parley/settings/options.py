@@ -53,9 +53,11 @@ class Option:
     """One row of a table. The value of an option with ``repeatable`` is a list: flags add up, TOML has an array, and a
     single text is split at ``separator``.
 
-    ``default`` None means "not set"; ``unset_text`` explains that case in the help. ``configurable``: may come
-    from the environment and from the file. ``positional``: written without a flag. ``secret``: never printed.
-    ``takes_rest``: its value may also be all words after ``--``.
+    * ``default``: None means "not set"; ``unset_text`` explains that case in the help.
+    * ``configurable``: may come from the environment and from the file.
+    * ``positional``: written without a flag.
+    * ``secret``: its value is never printed.
+    * ``takes_rest``: its value may also be all words after ``--``.
     """
 
     name: str

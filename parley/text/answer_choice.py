@@ -40,9 +40,10 @@ from parley.types import (
 class AnswerChoice:
     """The choice number ``index`` of a request, counted over all its prompts.
 
-    ``stops``: the request's stop strings, compiled once for all choices. ``details``: make Token objects even if no
-    log-probabilities were requested. No events follow once ``finished`` is set. If the engine has not finished the
-    choice by then, a stop string did, and the caller must cancel it in the engine.
+    * ``stops``: the request's stop strings, compiled once for all choices.
+    * ``details``: deltas have their tokens (``TokenInfo``) even if no log-probabilities were requested.
+    * ``finished``: no more events follow. If the engine has not finished the choice by then, a stop string or a
+      repetition did, and the caller must cancel it in the engine.
     """
 
     def __init__(
@@ -93,7 +94,8 @@ class AnswerChoice:
         self._deltas: list[ChoiceDelta] = []  # not returned yet, or returned by the last call
 
     def push_output(self, output: EngineOutput) -> list[Event]:
-        """Return the events of one output: deltas, then Done if it is the last one or completes a stop string."""
+        """Return the events of one output: deltas, then ChoiceDone if the output ends the choice here or in the
+        engine."""
         if self.finished:
             return []
         usage = self.usage

@@ -73,9 +73,10 @@ EncodeText = Callable[[TextEncoder, str, bool], list[int]]  # with limits; True:
 class RenderedChat(NamedTuple):
     """A conversation as the model reads it.
 
-    ``text``: the prompt as text. ``template_text``: the same, with placeholders for special tokens that clients wrote.
-    ``encoder`` encodes ``encodable``, which is as long as ``text``: the spans of tokens are the same in both.
-    ``media``: the conversation's items, in the order of their places in the text.
+    * ``text``: the prompt as text.
+    * ``template_text``: the same, with placeholders for special tokens that clients wrote.
+    * ``encoder``: encodes ``encodable``, which is as long as ``text``: the spans of tokens are the same in both.
+    * ``media``: the conversation's items, in the order of their places in the text.
     """
 
     text: str

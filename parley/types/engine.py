@@ -93,10 +93,13 @@ class KVPrefix(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class TokenCost(msgspec.Struct, array_like=True, gc=False):
     """How long one token took. Seconds count from the choice's previous token, or from queueing for its first token.
 
-    ``batch_rows``: number of choices with a row in the step that produced the token. ``compute_seconds``: time in steps
-    with a row of this choice, including every step of a chunked or repeated prefill. ``wait_seconds``: the rest,
-    between steps or in steps without this choice. The two add up to the time between two tokens.
-    ``tokens``: number of tokens that the step gave this choice; they share its time.
+    * ``batch_rows``: number of choices with a row in the step that produced the token.
+    * ``compute_seconds``: time in steps with a row of this choice, including every step of a chunked or repeated
+      prefill.
+    * ``wait_seconds``: the rest, between steps or in steps without this choice.
+    * ``tokens``: number of tokens that the step gave this choice; they share its time.
+
+    ``compute_seconds`` and ``wait_seconds`` add up to the time between two tokens.
     """
 
     batch_rows: int
@@ -166,8 +169,8 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False):
 
     running: int = 0
     waiting: int = 0
-    blocks_used: int = 0
-    blocks_total: int = 0
+    used_pages: int = 0  # of the KV cache
+    total_pages: int = 0
     preemptions: int = 0
     prefix_queries: int = 0  # tokens looked up in the prefix cache
     prefix_hits: int = 0  # tokens of those that were found
@@ -183,7 +186,7 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False):
     drafts: int = 0
     draft_tokens: int = 0  # in all drafts
     draft_accepted: list[int] = []  # number of accepted tokens by position in the draft
-    # pages among ``blocks_used`` that are held for other instances
+    # pages among ``used_pages`` that are held for other instances
     pinned_pages: int = 0  # pages that other instances read
     reserved_pages: int = 0  # pages that other instances will fill
     unstaged_pages: int = 0  # counter: pages not handed over because the staging memory was full
@@ -302,8 +305,8 @@ class ModelInfo(msgspec.Struct, kw_only=True, frozen=True, dict=True):
     max_model_len: int
     weights_bytes: int
     kv_bytes: int
-    kv_pages: int
-    block_size: int
+    kv_pages: int  # pages of the KV cache
+    page_tokens: int  # tokens that a page holds
     fused: bool  # runs on the fused decoder rather than through Transformers
     state_bytes: int = 0  # of all states, for models with layers that keep one
     pack_cache: bool = False  # packed weights are kept on disk
@@ -357,10 +360,11 @@ class ModelInfo(msgspec.Struct, kw_only=True, frozen=True, dict=True):
 class CacheEventSettings(msgspec.Struct, frozen=True):
     """Where an engine publishes the events of its prefix cache, over ZeroMQ.
 
-    ``endpoint``: the engine binds an address that names all interfaces ("*" or "::") or a local one ("ipc://",
-    "inproc://"), and connects to any other. ``replay_endpoint``: where it answers requests for the last
-    ``buffer_steps`` batches; "" for nowhere. ``form``: how an event is encoded, as a MessagePack map or array.
-    ``high_water_mark``: batches that may wait for a slow subscriber, which misses further ones.
+    * ``endpoint``: the engine binds an address that names all interfaces ("*" or "::") or a local one ("ipc://",
+      "inproc://"), and connects to any other.
+    * ``replay_endpoint``: where it answers requests for the last ``buffer_steps`` batches; "" for nowhere.
+    * ``form``: how an event is encoded, as a MessagePack map or array.
+    * ``high_water_mark``: batches that may wait for a slow subscriber, which misses further ones.
     """
 
     endpoint: str

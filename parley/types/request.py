@@ -11,11 +11,13 @@ from parley.types.media import PlacedMedia
 
 
 class TextPrompt(msgspec.Struct, frozen=True):
-    """A plain prompt. ``add_special_tokens``: the tokenizer adds its own special tokens (such as a leading BOS).
+    """A plain prompt.
 
-    ``as_user_turn``: wrap the text as a user turn in the model's chat template, if it has one. ``max_tokens``: keep
-    only the text's first tokens, at most this many; special tokens around it do not count. ``media``: items within the
-    text. ``suffix``: the text that follows the missing middle, for models that have marks for that.
+    * ``add_special_tokens``: the tokenizer adds its own special tokens (such as a leading BOS).
+    * ``as_user_turn``: wrap the text as a user turn in the model's chat template, if it has one.
+    * ``max_tokens``: keep only the text's first tokens, at most this many; special tokens around it do not count.
+    * ``media``: items within the text.
+    * ``suffix``: the text that follows the missing middle, for models that have marks for that.
     """
 
     text: str

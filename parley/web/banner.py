@@ -77,7 +77,7 @@ def loaded_line(name: str, info: ModelInfo) -> str:
     if info.weights_bytes:
         plan.append(f"weights {_format_bytes(info.weights_bytes)}")
     if info.kv_bytes:
-        tokens = info.kv_pages * info.block_size
+        tokens = info.kv_pages * info.page_tokens
         kv_format = "" if info.kv_dtype == "auto" else f"{info.kv_dtype} "
         plan.append(f"{kv_format}KV cache {_format_bytes(info.kv_bytes)} for {tokens:,} tokens")
     if info.state_bytes:

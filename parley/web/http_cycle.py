@@ -89,10 +89,12 @@ class CycleFlow(Protocol):
 class HttpCycle:
     """One request and its response, and the connection they belong to.
 
-    ``watchers``: the connection's callbacks for its loss. ``default_headers``: put first in every response.
-    ``keep_alive``: keep the connection open after the response. Otherwise it is closed then, or by ``on_complete`` if
-    the rest of the request's body is still on its way. ``expects_continue``: the client waits for "100 Continue" before
-    it sends its body. ``on_complete`` is called once the whole response has been written.
+    * ``watchers``: called when the connection is lost.
+    * ``default_headers``: put first in every response.
+    * ``keep_alive``: keep the connection open after the response. Otherwise it is closed then, or by ``on_complete`` if
+      the rest of the request's body is still on its way.
+    * ``expects_continue``: the client waits for "100 Continue" before it sends its body.
+    * ``on_complete``: called once the whole response has been written.
     """
 
     __slots__ = ("_chunk_per_event", "_chunked", "_default_headers", "_expects_continue", "_has_news",

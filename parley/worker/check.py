@@ -20,9 +20,10 @@ TIMEOUT = 120  # seconds
 class ModelCheck(msgspec.Struct):
     """The result of a check. Both texts are empty if the model loads.
 
-    ``refusal``: the engine's sentence, if it would refuse the model. ``load_caveat``: a clause about the properties
-    that only loading can show. ``memory_bytes``: the memory of its weights and encoders; None if it does not load, or
-    if another engine loads it. ``table_bytes``: the memory of its tables of positions.
+    * ``refusal``: the engine's sentence, if it would refuse the model.
+    * ``load_caveat``: a clause about the properties that only loading can show.
+    * ``memory_bytes``: the memory of its weights and encoders; None if it does not load, or if another engine loads it.
+    * ``table_bytes``: the memory of its tables of positions.
     """
 
     refusal: str = ""

@@ -251,7 +251,7 @@ def _simulated_info(costs: SimulatedCosts, loop: EngineLoop) -> ModelInfo:
         weights_bytes=0,
         kv_bytes=0,
         kv_pages=costs.blocks,
-        block_size=PAGE_SIZE,
+        page_tokens=PAGE_SIZE,
         fused=False,
         arena=Arena(0, -1, costs.blocks, [], "simulated"),
         engine="simulated",

@@ -124,7 +124,7 @@ async def test_mindie_info_config_and_slots_describe_the_server(serve_planes):
         "cpuMemSize": 5,
         "worldSize": 1,
         "maxOutputLen": 4096,
-        "cacheBlockSize": server.model.model_info.block_size,
+        "cacheBlockSize": server.model.model_info.page_tokens,
     }
     slots = (await server.get("/v2/models/m/getSlotCount")).json
     assert list(slots) == ["total_slots", "free_slots", "available_tokens_length"]
@@ -302,7 +302,7 @@ async def test_stop_service_rejects_requests_from_web_pages(serve_planes):
 
 def test_mindie_info_names_the_real_device_only_in_extended_profile():
     info = ModelInfo(architecture="a", dtype="bfloat16", device="cuda", parameters=1, vocab_size=1, max_model_len=1,
-                     weights_bytes=1, kv_bytes=1, kv_pages=1, block_size=1, fused=True)  # fmt: skip
+                     weights_bytes=1, kv_bytes=1, kv_pages=1, page_tokens=1, fused=True)  # fmt: skip
     facts = ServerFacts("1", [ModelCard("m", 1, 1)], True, ServerStatus(info=info, stats=EngineStats()))
     for profile, device in (("strict", "npu"), ("extended", "cuda")):
         body = json.loads(

@@ -301,7 +301,7 @@ async def test_triton_sends_load_metrics_in_a_header_on_request(serve):
     server = await serve()
     answer = await server.post(GENERATE, {"text_input": "a"}, **{"endpoint-load-metrics-format": "json"})
     named = json.loads(answer.headers["endpoint-load-metrics"].removeprefix("json "))["named_metrics"]
-    assert named["max_token_capacity"] == server.engine.info.kv_pages * server.engine.info.block_size
+    assert named["max_token_capacity"] == server.engine.info.kv_pages * server.engine.info.page_tokens
     assert 0 <= named["kv_cache_utilization"] < 1
     assert "endpoint-load-metrics" not in (await server.post(GENERATE, {"text_input": "a"})).headers
 

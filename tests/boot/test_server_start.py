@@ -348,7 +348,7 @@ def test_opening_names_the_web_page_and_warns_about_a_server_open_to_the_network
 def test_loaded_line_shows_the_memory_plan():
     info = ModelInfo(
         architecture="Qwen3ForCausalLM", dtype="bfloat16", device="cpu", parameters=494_032_768, vocab_size=9,
-        max_model_len=32768, weights_bytes=988 << 20, kv_bytes=3 << 30, kv_pages=1000, block_size=16, fused=True,
+        max_model_len=32768, weights_bytes=988 << 20, kv_bytes=3 << 30, kv_pages=1000, page_tokens=16, fused=True,
     )  # fmt: skip
     text = loaded_line("chat", info)
     for part in (

@@ -107,7 +107,7 @@ def test_max_tokens_reserves_no_pages() -> None:
     for number in range(8):
         bench.loop.add_request(EngineRequest(f"w{number}", [number, 1, 2], max_tokens=200))
     bench.step()
-    assert bench.stats.running == 8 and bench.stats.blocks_used == 8
+    assert bench.stats.running == 8 and bench.stats.used_pages == 8
     bench.drain()
     assert bench.stats.preemptions > 0
     assert sum(parts[-1].preemptions for parts in bench.outputs.values()) == bench.stats.preemptions
@@ -230,7 +230,7 @@ def test_cancel_frees_pages_at_once_and_reports_it() -> None:
     bench.loop.add_request(EngineRequest("w", make_prompt(0, 0, 40), max_tokens=50, n=2))
     bench.step()
     bench.step()
-    assert bench.stats.blocks_used > 0
+    assert bench.stats.used_pages > 0
     bench.loop.cancel_request("unknown")
     bench.loop.cancel_request("w", 7)
     bench.loop.cancel_request("w")
@@ -238,7 +238,7 @@ def test_cancel_frees_pages_at_once_and_reports_it() -> None:
     assert bench.loop.pool.used_count == 0 and not bench.loop.is_idle
     before = {choice: len(outputs) for choice, outputs in bench.outputs.items()}
     bench.drain()
-    assert bench.stats.blocks_used == 0
+    assert bench.stats.used_pages == 0
     assert before == {choice: len(outputs) for choice, outputs in bench.outputs.items()}
 
 
@@ -353,7 +353,7 @@ def test_loop_counts_tokens_and_steps() -> None:
     bench.loop.add_request(EngineRequest("w", [1, 2, 3], max_tokens=4, n=2))
     bench.drain()
     assert (bench.stats.prompt_tokens, bench.stats.generated_tokens, bench.stats.steps) == (3, 8, 4)
-    assert bench.stats.blocks_total == 64
+    assert bench.stats.total_pages == 64
 
 
 def test_queue_time_is_reported_once_with_first_output():

@@ -100,4 +100,4 @@ def test_step_ahead_is_dropped_if_all_its_rows_are_cancelled() -> None:
         bench.step()
     bench.loop.cancel_request("a")
     bench.step()
-    assert not bench.run_ahead.has_started and bench.loop.is_idle and bench.stats.blocks_used == 0
+    assert not bench.run_ahead.has_started and bench.loop.is_idle and bench.stats.used_pages == 0

@@ -280,7 +280,7 @@ def test_tei_decode_reads_one_text_or_a_batch():
 def test_tei_info_describes_the_kind_of_model(members, kind):
     model = ModelInfo(
         architecture="BertModel", dtype="float32", device="cpu", parameters=1, vocab_size=9, max_model_len=100,
-        weights_bytes=1, kv_bytes=0, kv_pages=0, block_size=16, fused=True, generates=False, **members,
+        weights_bytes=1, kv_bytes=0, kv_pages=0, page_tokens=16, fused=True, generates=False, **members,
     )  # fmt: skip
     facts = ServerFacts("1.0", [ModelCard("m", 0, 100)], True, ServerStatus(slots=512, max_batch=8, info=model))
     assert json.loads(info.answer_info(STRICT_TEI_RULES, b"", ENCODER, facts).body) == {
@@ -342,7 +342,7 @@ def test_single_texts_have_the_forms_of_hugging_faces_clients_at_the_shared_root
 )
 def test_tei_info_names_the_pooling_as_the_original(members, name):
     sizes = dict.fromkeys(
-        ("parameters", "vocab_size", "max_model_len", "weights_bytes", "kv_bytes", "kv_pages", "block_size"), 0
+        ("parameters", "vocab_size", "max_model_len", "weights_bytes", "kv_bytes", "kv_pages", "page_tokens"), 0
     )
     model = ModelInfo(architecture="a", dtype="float32", device="cpu", fused=True, **sizes, **members)
     facts = ServerFacts("1", [ModelCard("m", 0, 100)], True, status=ServerStatus(info=model))

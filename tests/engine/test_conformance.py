@@ -244,7 +244,7 @@ async def test_load_reports_readiness_and_then_describes_the_model(fresh_engine:
     assert choice_endings(early) == ["error"] and early[-1].error
     info = await asyncio.wait_for(fresh_engine.wait_until_ready(), WAIT_SECONDS)
     assert fresh_engine.state == "ready" and fresh_engine.info is info
-    assert info.vocab_size > max(PROMPT) and info.max_model_len > len(PROMPT) and info.block_size > 0
+    assert info.vocab_size > max(PROMPT) and info.max_model_len > len(PROMPT) and info.page_tokens > 0
     assert choice_endings(await run_request(fresh_engine, "early")) == ["length"]
 
 
@@ -358,12 +358,12 @@ async def test_error_of_one_request_leaves_the_others(engine: Engine, kind: Engi
 
 
 async def test_statistics_count_tokens_and_return_to_zero(engine: Engine):
-    await wait_until(lambda: engine.stats.running == engine.stats.waiting == engine.stats.blocks_used == 0)
+    await wait_until(lambda: engine.stats.running == engine.stats.waiting == engine.stats.used_pages == 0)
     before = engine.stats.prompt_tokens, engine.stats.generated_tokens, engine.stats.steps
     streams = [engine.submit_request(make_request(f"counted {k}")) for k in range(SLOTS + 1)]
     for stream in streams:
         await read_outputs(stream)
-    await wait_until(lambda: engine.stats.running == engine.stats.waiting == engine.stats.blocks_used == 0)
+    await wait_until(lambda: engine.stats.running == engine.stats.waiting == engine.stats.used_pages == 0)
     assert engine.stats.prompt_tokens == before[0] + len(streams) * len(PROMPT)
     assert engine.stats.generated_tokens == before[1] + len(streams) * 8
     assert engine.stats.steps > before[2]
@@ -419,7 +419,7 @@ async def test_death_ends_all_streams_and_is_reported(folder: Path):
                 assert choice_endings(outputs, index) == ["error"]
             assert "SIGKILL" in (outputs[-1].error or "")
         assert dying_engine.state == "restarting" and dying_engine.open_stream_count == 0
-        assert dying_engine.stats.running == dying_engine.stats.blocks_used == 0
+        assert dying_engine.stats.running == dying_engine.stats.used_pages == 0
         assert choice_endings(await run_request(dying_engine, "meanwhile")) == ["error"]
     finally:
         await dying_engine.close()

@@ -72,10 +72,10 @@ def test_cancelled_choice_yields_no_more_outputs(cancels):
         assert not stream.open_choices and engine.open_stream_count == 0
         assert await stream.next_outputs() == []
         for _ in range(100):  # the figures are those of the next step
-            if engine.stats.running == 0 and engine.stats.blocks_used == 0:
+            if engine.stats.running == 0 and engine.stats.used_pages == 0:
                 break
             await asyncio.sleep(0)
-        assert engine.stats.running == 0 and engine.stats.blocks_used == 0
+        assert engine.stats.running == 0 and engine.stats.used_pages == 0
         await engine.close()
 
     asyncio.run(scenario())
@@ -278,7 +278,7 @@ async def test_leased_prompt_announces_its_pages_before_its_first_output():
 
     for end in (engine.release_lease, engine.free_reservation):
         end("a"), end("key"), end("unknown")
-    while engine.stats.pinned_pages or engine.stats.reserved_pages or engine.stats.blocks_used:
+    while engine.stats.pinned_pages or engine.stats.reserved_pages or engine.stats.used_pages:
         await asyncio.sleep(0.001)
     await engine.close()
     assert (await engine.reserve_pages("key", KVPrefix(request.token_ids))).error

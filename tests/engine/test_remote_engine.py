@@ -149,10 +149,10 @@ async def test_cancel_frees_blocks_while_other_requests_continue(shared_engine):
     doomed.cancel_choice()
     assert len([t for o in await read_outputs(spared) for t in o.token_ids]) == 40
     for _ in range(3000):
-        if e.stats.blocks_used == 0:
+        if e.stats.used_pages == 0:
             break
         await asyncio.sleep(0.02)
-    assert (e.stats.blocks_used, e.stats.running, e.stats.waiting) == (0, 0, 0)
+    assert (e.stats.used_pages, e.stats.running, e.stats.waiting) == (0, 0, 0)
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -99,7 +99,7 @@ def long_reply(work: EngineRequest, index: int) -> list[int]:
 async def test_refuses_separation_when_decode_has_no_room(alike) -> None:
     _, pair = await alike(reply=long_reply)
     info = pair.decode.engine.info
-    assert not (await pair.decode.engine.reserve_pages("all", KVPrefix([0] * (info.kv_pages * info.block_size)))).error
+    assert not (await pair.decode.engine.reserve_pages("all", KVPrefix([0] * (info.kv_pages * info.page_tokens)))).error
     answer = await ask_chat(pair, messages=[{"role": "user", "content": "many tokens " * 40}])
     pair.decode.engine.free_reservation("all")
     refusal = json.loads(answer.body)

@@ -26,7 +26,7 @@ def llm():
 
 
 def used_blocks(llm: LLM) -> int:
-    return llm.model.engine.stats.blocks_used
+    return llm.model.engine.stats.used_pages
 
 
 def test_text_and_token_id_prompts_give_same_answer(llm):

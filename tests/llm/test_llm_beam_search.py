@@ -124,4 +124,4 @@ def test_abandoned_beam_search_frees_its_pages(llm):
     assert next(pieces)
     pieces.close()
     llm.generate("x", max_tokens=1)
-    assert llm.model.engine.stats.blocks_used == 0
+    assert llm.model.engine.stats.used_pages == 0

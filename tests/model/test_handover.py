@@ -167,7 +167,7 @@ async def start_engines(
 async def wait_until_free(engine: Engine) -> None:
     """Wait until no pages are pinned, reserved or in use."""
     async with asyncio.timeout(20):
-        while engine.stats.pinned_pages or engine.stats.reserved_pages or engine.stats.blocks_used:
+        while engine.stats.pinned_pages or engine.stats.reserved_pages or engine.stats.used_pages:
             await asyncio.sleep(0.01)
 
 

@@ -592,7 +592,7 @@ class LoopHarness:
                 break
         assert self.loop.is_idle, "the loop does not come to an end"
         self.loop.close()
-        assert self.stats.blocks_used == self.stats.running == self.stats.waiting == 0
+        assert self.stats.used_pages == self.stats.running == self.stats.waiting == 0
         assert self.runner.slots == [None] * len(self.runner.slots)
 
     def beam_length(self, request_id: str) -> int:

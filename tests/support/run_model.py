@@ -94,6 +94,6 @@ def serve_requests(
         loop.add_request(request)
     while loop.step():
         pass
-    assert last_stats.running == last_stats.waiting == last_stats.blocks_used == 0
+    assert last_stats.running == last_stats.waiting == last_stats.used_pages == 0
     assert len(answers) == sum(request.n for request in requests) and all(answer.finish for answer in answers.values())
     return answers, last_stats

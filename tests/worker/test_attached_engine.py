@@ -91,9 +91,9 @@ async def test_reports_the_use_of_the_servers_kv_cache(serve, quick_polls):
     assert front.model.model_info.kv_pages == MODEL_INFO.kv_pages
     connection = await back.connect()  # another client of that server
     await connection.send(build_request("POST", "/v1/completions", LONG))
-    await front.until(lambda: front.engine.stats.blocks_used > 0)
+    await front.until(lambda: front.engine.stats.used_pages > 0)
     connection.close()
-    await front.until(lambda: front.engine.stats.blocks_used == 0)
+    await front.until(lambda: front.engine.stats.used_pages == 0)
 
 
 async def test_reports_how_many_tokens_of_a_prompt_the_server_had_cached(serve):

@@ -166,7 +166,7 @@ def test_counters_grow_by_the_counts_of_the_server():
             read_metrics(b"vllm:prefix_cache_queries_total %d\nvllm:kv_cache_usage_perc 0.5" % queries)
         )
     stats = totals.collect_stats(computing=0, waiting=0)
-    assert (stats.prefix_queries, stats.blocks_used) == (35, 10)
+    assert (stats.prefix_queries, stats.used_pages) == (35, 10)
 
 
 @pytest.mark.parametrize(

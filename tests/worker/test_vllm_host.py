@@ -56,7 +56,7 @@ def test_cancel_takes_choices_from_vllm_and_from_the_queue():
     harness.loop.cancel_request("b")
     harness.loop.cancel_request("unknown")
     stats = harness.sent[-1].stats
-    assert harness.loop.is_idle and (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
+    assert harness.loop.is_idle and (stats.running, stats.waiting, stats.used_pages) == (0, 0, 0)
 
 
 def test_statistics_count_each_token_once():
@@ -64,7 +64,7 @@ def test_statistics_count_each_token_once():
     harness.add("a", n=2)
     harness.step("a")
     stats = harness.sent[-1].stats
-    assert (stats.prompt_tokens, stats.generated_tokens, stats.running, stats.blocks_used) == (2, 2, 2, 5)
+    assert (stats.prompt_tokens, stats.generated_tokens, stats.running, stats.used_pages) == (2, 2, 2, 5)
     assert (stats.step_rows, stats.step_tokens, stats.prefix_queries, stats.prefix_hits) == (2, 6, 2, 1)
     harness.add("resumed", resumed=True)
     harness.step("a", finish=1)

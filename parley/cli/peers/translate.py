@@ -40,9 +40,11 @@ class NoCounterpart(Exception):
 class FlagResult:
     """The translation of a flag and its values.
 
-    ``original_words``: the words of the other server's command; ``parley_words``: those of parley's, if ``state`` is
-    "translated". Other states are "needless", "missing" and "unknown". ``reason``: a clause that says why the flag has
-    this state, or how parley's flag differs. ``peer_flag``: the flag's row in the table; None if it has none.
+    * ``original_words``: the words of the other server's command.
+    * ``parley_words``: those of parley's, if ``state`` is "translated". Other states are "needless", "missing" and
+      "unknown".
+    * ``reason``: a clause that says why the flag has this state, or how parley's flag differs.
+    * ``peer_flag``: the flag's row in the table; None if it has none.
     """
 
     original_words: tuple[str, ...]
@@ -56,9 +58,10 @@ class FlagResult:
 class Translation:
     """A translated command line.
 
-    ``results``: of each flag, in order. ``added_flags``: parley's flags, with values, for defaults of the other server.
-    ``published_flags``: the same, for the only port that a container publishes.
-    ``skipped_words``: words before the name of its program that are no variables, such as those of ``docker run``.
+    * ``results``: of each flag, in order.
+    * ``added_flags``: parley's flags, with values, for defaults of the other server.
+    * ``published_flags``: the same, for the only port that a container publishes.
+    * ``skipped_words``: words before the name of its program that are no variables, such as those of ``docker run``.
     """
 
     peer: PeerServer

@@ -51,8 +51,12 @@ MAX_VIDEO_SIZE, MAX_MEDIA_SIZE = 512 << 20, 1000 << 20  # bytes of a video, and 
 
 @dataclass
 class MindIEPlan:
-    """``options``: values of parley's options. ``rules``: the dialect's, by name. ``unused_members``: members without
-    effect. ``missing_lists``: revocation lists that the file names but that do not exist.
+    """What a MindIE config.json means for parley.
+
+    * ``options``: values of parley's options.
+    * ``rules``: values of the dialect's rules, by name.
+    * ``unused_members``: members without effect.
+    * ``missing_lists``: revocation lists that the file names but that do not exist.
     """
 
     file: str

@@ -10,8 +10,13 @@ from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 
 
 class FrontLoad:
-    """``memory_limit``: for the bodies that are held at a time, in bytes. ``open_requests``: requests at the port that
-    have not ended; ``body_bytes``: those of their bodies. ``stopping``: new requests are refused."""
+    """The load of the inference port.
+
+    * ``memory_limit``: the most bytes of bodies that are held at a time.
+    * ``open_requests``: the number of requests at the port that have not ended.
+    * ``body_bytes``: the bytes of their bodies.
+    * ``stopping``: new requests are refused.
+    """
 
     def __init__(self, scheduler: InstanceScheduler, memory_limit: int):
         self._scheduler = scheduler

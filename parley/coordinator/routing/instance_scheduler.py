@@ -215,8 +215,8 @@ def create_policy(options: CoordinatorOptions) -> SchedulingPolicy:
 class InstanceScheduler:
     """The scheduler of one cluster: places requests on instances, and queues those that find no room.
 
-    ``check_unusable`` checks again the instances that could not be used at their last health check, and returns those
-    that answered.
+    ``check_unusable`` repeats the health check of the instances that failed their last one, and returns those that
+    answered.
     """
 
     def __init__(
@@ -310,11 +310,11 @@ class InstanceScheduler:
     async def find_usable(
         self, suffices: Callable[[list[ClusterInstance]], bool], *must_serve: Callable[[list[ClusterInstance]], bool]
     ) -> list[ClusterInstance]:
-        """Return the usable instances. If they do not suffice, those that may have become usable since their last
-        health check are asked first.
+        """Return the usable instances. If they do not suffice, first ask those that may have become usable since their
+        last health check.
 
-        A fault of one that answers ends only if ``suffices``, or a weaker condition of ``must_serve``, is met by that:
-        the faults of others than those that a request needs remain.
+        An instance that answers may be set aside because of a fault. Its fault ends only if that makes ``suffices``, or
+        one of the weaker conditions ``must_serve``, true: faults of instances that are not needed remain.
         """
         usable = self.table.usable_instances()
         if suffices(usable) or self._check_unusable is None:
@@ -337,7 +337,8 @@ class InstanceScheduler:
         return self._can_serve_with(await self.find_usable(self._can_serve_with))
 
     def _has_untried_instances(self, request: SchedulingRequest, candidates: Sequence[ClusterInstance]) -> bool:
-        """Whether those of some instances with a request's model that have not failed it can serve it."""
+        """Whether the candidates that have not failed the request can serve it. ``candidates``: usable instances with
+        its model."""
         failed_ids = request.failed_instances
         return self._can_serve_with(
             [instance for instance in candidates if instance.id not in failed_ids] if failed_ids else candidates

@@ -24,11 +24,12 @@ from parley.types import KVPrefix
 class PinnedPages:
     """Leases and reservations of one pool.
 
-    ``root_name``: root name of all prompt hashes; None where no prefix is cached. ``long_rope_after``: as in
-    ``ModelRunner``. ``on_pages_leased(request_id, pages)`` is called with pages added to the lease of a request.
-    ``states``: as in ``PageLeases``.
-    ``has_changes``: pages were pinned or freed since the last emitted statistics. ``attach_scheduler`` must be called
-    before anything else, if the model has pages.
+    * ``root_name``: root name of all prompt hashes; None where no prefix is cached.
+    * ``long_rope_after``: as in ``ModelRunner``.
+    * ``on_pages_leased(request_id, pages)`` is called with pages added to the lease of a request.
+    * ``states``: as in ``PageLeases``.
+    * ``has_changes``: pages were pinned or freed since the last emitted statistics.
+    * ``attach_scheduler`` must be called before anything else, if the model has pages.
     """
 
     _scheduler: Scheduler

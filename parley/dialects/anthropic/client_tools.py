@@ -14,9 +14,13 @@ from parley.dialects.client_tools import ClientTool, JsonSchema, object_schema, 
 
 @dataclass(frozen=True, slots=True)
 class AnthropicTool(ClientTool):
-    """One tool. ``name``: the only one that the original accepts. ``has_max_characters``: whether a client may say how
-    much of a file it shows. ``has_display``: whether it has to say how large its screen is. ``has_zoom``: whether it
-    may offer to enlarge a part of it."""
+    """One tool.
+
+    * ``name``: the only one that the original accepts.
+    * ``has_max_characters``: whether a client may say how much of a file it shows.
+    * ``has_display``: whether a client has to give the size of its screen.
+    * ``has_zoom``: whether a client may offer to enlarge a part of its screen.
+    """
 
     has_max_characters: bool = False
     has_display: bool = False

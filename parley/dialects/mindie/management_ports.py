@@ -130,7 +130,7 @@ def mindie_config(rules: MindieRules, body: bytes, context: RequestContext, fact
             "cpuMemSize": rules.cpu_mem_size,
             "worldSize": rules.world_size,
             "maxOutputLen": rules.max_iter_times or max_length,
-            "cacheBlockSize": rules.cache_block_size or (model_info.block_size if model_info is not None else 0),
+            "cacheBlockSize": rules.cache_block_size or (model_info.page_tokens if model_info is not None else 0),
         }
     )
 
@@ -156,7 +156,7 @@ def mindie_statistics(rules: MindieRules, body: bytes, context: RequestContext, 
         "TBT": round(1000 * status.mean_tpot),
         "waitingInferRequestNum": status.stats.waiting,
         "processingInferRequestNum": status.stats.running,
-        "remainBlocks": status.stats.blocks_total - status.stats.blocks_used,
+        "remainBlocks": status.stats.total_pages - status.stats.used_pages,
     }
     instance = context.headers.get(b"host", b"").decode("latin-1")
     result = [

@@ -47,7 +47,7 @@ MINDIE_SCALARS: tuple[tuple[str, str, str, ValueReader], ...] = (
     ("gauge", "failed_request_perc", "Share of received requests that failed, 0 to 1.",
      lambda view: _ratio_or_zero(_requests_failed(view), _requests_received(view))),
     ("gauge", "npu_cache_usage_perc", "Share of KV blocks in use, 0 to 1.",
-     lambda view: _ratio_or_zero(view.stats.blocks_used, view.stats.blocks_total)),
+     lambda view: _ratio_or_zero(view.stats.used_pages, view.stats.total_pages)),
     ("gauge", "cpu_cache_usage_perc", "Always 0: nothing is swapped.", lambda view: 0),
     ("gauge", "npu_prefix_cache_hit_rate", "Share of looked-up tokens found in the prefix cache, 0 to 1.",
      lambda view: _ratio_or_zero(view.stats.prefix_hits, view.stats.prefix_queries)),

@@ -35,10 +35,12 @@ RESERVED_OPTIONS = {"messages", "tools", "add_generation_prompt", "continue_fina
 class MessageRules(msgspec.Struct, frozen=True):
     """How an API's messages are read.
 
-    ``text_separator`` separates two text parts of one content. ``roles``: the valid ones; all if empty.
-    ``lenient_calls``: a call's arguments may be an object, also as ``parameters``, and its result may omit the call's
-    id. ``lenient_content``: a message may have no content, and a plain string is valid as a content part.
-    ``custom_tools``: calls may be calls of custom tools.
+    * ``text_separator``: separates two text parts of one content.
+    * ``roles``: the valid roles; empty: all.
+    * ``lenient_calls``: a call's arguments may be an object, also as ``parameters``, and its result may omit the call's
+      id.
+    * ``lenient_content``: a message may have no content, and a plain string is valid as a content part.
+    * ``custom_tools``: calls may be calls of custom tools.
     """
 
     text_separator: str

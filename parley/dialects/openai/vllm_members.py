@@ -86,11 +86,15 @@ UNTRUSTED_OPTIONS = "Without --trust-request-mm-kwargs, options of media are"
 
 
 class VllmMembers(msgspec.Struct, frozen=True):
-    """The extra members of a request. ``client_id``: the client's id for it. ``max_prompt_tokens``: the maximum prompt
-    length in tokens; ``kept_side``: whether the beginning or the end of a longer prompt is kept.
+    """The extra members of a request.
 
-    ``priority``: lower values run earlier. ``grammar``: the constraint on the answer's form. ``time_limit``: the time
-    limit; the partial answer is returned when it expires. ``thinking_budget``: the maximum number of reasoning tokens.
+    * ``client_id``: the client's id for it.
+    * ``max_prompt_tokens``: the maximum prompt length in tokens.
+    * ``kept_side``: whether the beginning or the end of a longer prompt is kept.
+    * ``priority``: lower values run earlier.
+    * ``grammar``: the constraint on the answer's form.
+    * ``time_limit``: the time limit; the partial answer is returned when it expires.
+    * ``thinking_budget``: the maximum number of reasoning tokens.
     """
 
     client_id: str | None

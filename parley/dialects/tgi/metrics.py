@@ -39,7 +39,7 @@ def _count_failures(view: ModelSnapshot) -> list[tuple[str, float]]:
 
 
 def _tokens_of_blocks(blocks: int, view: ModelSnapshot) -> float:
-    return blocks * (view.info.block_size if view.info is not None else 0)
+    return blocks * (view.info.page_tokens if view.info is not None else 0)
 
 
 TGI_SCALARS: tuple[tuple[str, str, str, LabelledValues], ...] = (
@@ -50,9 +50,9 @@ TGI_SCALARS: tuple[tuple[str, str, str, LabelledValues], ...] = (
     ("gauge", "tgi_batch_current_size", "Sequences in the running batch.",
      _single_value(lambda view: view.stats.running)),
     ("gauge", "tgi_batch_current_max_tokens", "Tokens of KV cache held by running sequences.",
-     _single_value(lambda view: _tokens_of_blocks(view.stats.blocks_used, view))),
+     _single_value(lambda view: _tokens_of_blocks(view.stats.used_pages, view))),
     ("gauge", "tgi_batch_total_tokens", "Tokens that fit in the KV cache.",
-     _single_value(lambda view: _tokens_of_blocks(view.stats.blocks_total, view))),
+     _single_value(lambda view: _tokens_of_blocks(view.stats.total_pages, view))),
 )  # fmt: skip
 
 SECONDS_BOUNDS = tuple(float(f"{0.0001 * 1.5**k:.6g}") for k in range(1, 36))

@@ -117,10 +117,10 @@ TRITON_SCALARS: tuple[tuple[Literal["counter", "gauge"], str, str, SeriesValues]
         _values_by_label(
             "kv_cache_block_type",
             {
-                "max": lambda totals, stats: stats.blocks_total,
-                "used": lambda totals, stats: stats.blocks_used,
-                "free": lambda totals, stats: stats.blocks_total - stats.blocks_used,
-                "fraction": lambda totals, stats: stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0,
+                "max": lambda totals, stats: stats.total_pages,
+                "used": lambda totals, stats: stats.used_pages,
+                "free": lambda totals, stats: stats.total_pages - stats.used_pages,
+                "fraction": lambda totals, stats: stats.used_pages / stats.total_pages if stats.total_pages else 0.0,
             },
         ),
     ),

@@ -34,7 +34,7 @@ def _values_by_label(label: str, read: Callable[[ModelMetrics], LabelledCounter]
 
 
 def _cache_usage(view: ModelSnapshot) -> float:
-    return view.stats.blocks_used / view.stats.blocks_total if view.stats.blocks_total else 0.0
+    return view.stats.used_pages / view.stats.total_pages if view.stats.total_pages else 0.0
 
 
 def _waiting_by_reason(view: ModelSnapshot) -> list[tuple[str, float]]:
@@ -58,9 +58,9 @@ def _cache_config(view: ModelSnapshot) -> list[tuple[str, float]]:
     """Return the properties of the cache as labels; nothing before the model is loaded."""
     if view.info is None:
         return []
-    tokens = view.info.kv_pages * view.info.block_size
+    tokens = view.info.kv_pages * view.info.page_tokens
     properties = {
-        "block_size": str(view.info.block_size),
+        "block_size": str(view.info.page_tokens),
         "cache_dtype": view.info.kv_dtype,
         "enable_prefix_caching": str(view.prefix_cache),
         "kv_cache_max_concurrency": f"{tokens / view.info.max_model_len:.2f}",

@@ -65,8 +65,12 @@ class ConversationHashes(msgspec.Struct, frozen=True):
 
 
 class PromptHashes(msgspec.Struct):
-    """The prompt of a body. ``token_count``: estimated tokens; ``marks``: shortest first; ``messages``: their JSON
-    text; ``owner``: the tenant whose requests alone can use its prefixes, "" for all.
+    """The prompt of a body.
+
+    * ``token_count``: the estimated number of its tokens.
+    * ``marks``: the marks of its prefixes, shortest first.
+    * ``messages``: the JSON texts of its messages.
+    * ``owner``: the tenant whose requests alone can use its prefixes, "" for all.
     """
 
     model: str = ""

@@ -68,7 +68,8 @@ def plan_towers(folder: Path, config: dict[str, Any], dtype: torch.dtype, device
 
 
 def _missing_package(folder: Path, family: MediaFamily) -> str | None:
-    """Return what needs a package that is not installed, and its name; None if nothing does. Raises LoadError.
+    """Return the part of the model that needs a package which is not installed, and the package's name; None if there
+    is none. Raises LoadError.
 
     MiniCPM-OCR's processor may choose sizes by the letters that it finds with OpenCV.
     """

@@ -41,10 +41,14 @@ class ClassifierHead:
     """A hidden layer with its activation and a norm, in families that have these, and the layer that has one output for
     each class.
 
-    It reads the state of a text's first or last token, or the mean of all; ``late``: the mean follows the activation.
-    The last token is the last one that is not ``padding_id``, or the first if all are. ``eps``: of the norm.
-    ``labels``: names of the classes. ``score_function`` turns logits into scores. ``by_token``: every token has logits
-    of its own, and ``reads`` has no meaning.
+    It reads the state of a text's first or last token, or the mean of all. The last token is the last one that is not
+    ``padding_id``, or the first if all are.
+
+    * ``late``: the mean is taken after the activation.
+    * ``eps``: that of the norm.
+    * ``labels``: names of the classes.
+    * ``score_function``: turns logits into scores.
+    * ``by_token``: every token has logits of its own, and ``reads`` has no meaning.
     """
 
     hidden_layer: PlainLinear | None

@@ -72,9 +72,10 @@ class MixtureShape:
 class LayerInputShape:
     """The per-layer inputs: embeddings of each token that layers get besides the residual stream (Gemma 3n).
 
-    ``width``: of a token's input of one layer. ``count``: number of layers with per-layer inputs; 0: none has any.
-    ``vocab_size``: number of tokens that have per-layer inputs; others have those of token 0. ``padding``: placeholders
-    of media have the inputs of this token.
+    * ``width``: numbers in a token's input of one layer.
+    * ``count``: number of layers with per-layer inputs; 0: none has any.
+    * ``vocab_size``: number of tokens that have per-layer inputs; others have those of token 0.
+    * ``padding``: placeholders of media have the inputs of this token.
     """
 
     width: int = 0

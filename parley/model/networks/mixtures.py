@@ -17,19 +17,19 @@ SIZE_UNIT = 8  # the kernels compute experts whose sizes are multiples of it
 class MixtureNames:
     """The names of a mixture's tensors in a layer. ``{}`` stands for the number of an expert.
 
-    ``gate_up`` and ``down`` without ``{}`` name tensors, not linear layers: each holds the weights of all experts.
-    ``transposed``: such a tensor is [experts, in, out]; False: it is [experts, out, in]; None: the shape decides, and
-    [experts, out, in] has precedence.
-    ``gate_up`` lists the layers to be merged, as does ``shared_gate_up``; its outputs are those of gate and then of up,
-    or of both in turn if ``interleaved``.
-    ``has_joined_rows``: such tensors are [experts * width, hidden], of experts of an inner size of ``width``, and
-    ``down`` is, too.
-    ``choice_bias``, which is added to scores to choose experts, and ``shared_gate``, the logit of the shared expert's
-    weight, need not exist. ``has_biases``: the router has a bias, and each tensor of all experts one named NAME_bias
-    [experts, out].
-    ``router_scale``: the weights of the norm before the router, without the factor 1 / sqrt(hidden).
-    ``expert_scales`` multiply the weights of chosen experts. ``latent_down`` and ``latent_up`` are the linear layers of
-    ``MixtureShape.latent_size``.
+    * ``gate_up`` and ``down`` without ``{}`` name tensors, not linear layers: each holds the weights of all experts.
+    * ``transposed``: such a tensor is [experts, in, out]; False: it is [experts, out, in]; None: the shape decides, and
+      [experts, out, in] has precedence.
+    * ``gate_up`` lists the layers to be merged, as does ``shared_gate_up``; its outputs are those of gate and then of
+      up, or of both in turn if ``interleaved``.
+    * ``has_joined_rows``: such tensors are [experts * width, hidden], of experts of an inner size of ``width``, and
+      ``down`` is, too.
+    * ``choice_bias``, which is added to scores to choose experts, and ``shared_gate``, the logit of the shared expert's
+      weight, need not exist.
+    * ``has_biases``: the router has a bias, and each tensor of all experts one named NAME_bias [experts, out].
+    * ``router_scale``: the weights of the norm before the router, without the factor 1 / sqrt(hidden).
+    * ``expert_scales`` multiply the weights of chosen experts.
+    * ``latent_down`` and ``latent_up`` are the linear layers of ``MixtureShape.latent_size``.
     """
 
     router: str = "mlp.gate"

@@ -89,10 +89,15 @@ class SparsePooling:
 
 @dataclass(frozen=True)
 class PoolingRecipe:
-    """``modes``: of POOLING_MODES, concatenated in that order. ``dense_layers`` follow, then the normalization.
-    ``max_text_tokens``: text length seen in training. ``sparse``: of a sparse embedding model, whose only mode is
-    SPLADE_MODE. ``token_layers``: the states of all tokens pass them before anything else. A late-interaction model
-    (ColBERT) has such layers and no mode, because it makes vectors of tokens only."""
+    """How the states of a text's tokens become its vector.
+
+    * ``modes``: of POOLING_MODES; their results are concatenated in that order.
+    * ``dense_layers``: linear layers after that, before the normalization.
+    * ``max_text_tokens``: text length seen in training.
+    * ``sparse``: the recipe of a sparse embedding model, whose only mode is SPLADE_MODE.
+    * ``token_layers``: linear layers for the states of all tokens, before anything else. A late-interaction model
+      (ColBERT) has such layers and no mode, because it makes vectors of tokens only.
+    """
 
     modes: tuple[str, ...]
     normalize: bool = True

@@ -25,9 +25,14 @@ class BatchTaken(Exception):
 
 
 class ResumeInfo(msgspec.Struct, frozen=True):
-    """How to send the requests of a batch. ``apis``: those of the port that its client used. ``key_id``: of a key that
-    is known by its hash. ``headers``: of each request. Paths begin with ``prefix``. ``owner``: the server that runs the
-    batch."""
+    """How to send the requests of a batch.
+
+    * ``apis``: the APIs of the port that its client used.
+    * ``key_id``: the id of a key that is known by its hash.
+    * ``headers``: the headers of each request.
+    * ``prefix``: the beginning of all paths.
+    * ``owner``: the server that runs the batch.
+    """
 
     apis: str
     prefix: str

@@ -79,7 +79,7 @@ def _describe_model(model: ServedModel, history: tuple[list[float], list[list[fl
         "max_batch": model.settings.max_batch,
         "running": stats.running,
         "waiting": stats.waiting,
-        "kv": [stats.blocks_used, stats.blocks_total],
+        "kv": [stats.used_pages, stats.total_pages],
         "prefix": [stats.prefix_hits, stats.prefix_queries],
         "preemptions": stats.preemptions,
         "times": history[0],
@@ -95,6 +95,6 @@ def _describe_model(model: ServedModel, history: tuple[list[float], list[list[fl
             "context": info.max_model_len,
             "generates": info.generates,
             "media": sorted(info.media_kinds),
-            "page_tokens": info.block_size,
+            "page_tokens": info.page_tokens,
         }
     return described

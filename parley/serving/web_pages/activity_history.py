@@ -88,8 +88,8 @@ class ActivityHistory:
         numbers = (
             stats.running,
             stats.waiting,
-            stats.blocks_used,
-            stats.blocks_total,
+            stats.used_pages,
+            stats.total_pages,
             stats.prompt_tokens,
             stats.generated_tokens,
             stats.prefix_queries,

@@ -214,11 +214,13 @@ def _build_environment() -> _TemplateEnvironment:
 
 
 class ChatTemplate:
-    """The chat templates of one model: "default", and "tool_use" if there is a separate one for tools.
+    """The chat templates of one model: "default", and "tool_use" if there is a separate one for tools. Raises
+    BadTokenizer if a template is not valid Jinja.
 
-    ``names``: the special tokens that templates refer to. ``media_marks``: the texts that stand for images, videos
-    and audio. ``variables``: all names that they read. ``is_slow``: whether one took too long in the event loop once.
-    Raises BadTokenizer if a template is not valid Jinja.
+    * ``names``: the special tokens that templates refer to.
+    * ``media_marks``: the texts that stand for images, videos and audio.
+    * ``variables``: all names that they read.
+    * ``is_slow``: whether one took too long in the event loop once.
     """
 
     is_slow = False

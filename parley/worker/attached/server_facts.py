@@ -74,12 +74,15 @@ class ProbeAnswer(msgspec.Struct):
 
 @dataclass(frozen=True)
 class AttachedServerFacts:
-    """The model and limits of a server. ``card``: the model there, ``adapters``: its adapters; ``max_logprobs``: the
-    most alternatives that it lists.
+    """The model and limits of a server.
 
-    ``missing_features``: those that it refuses. ``reports_cache``: it tells how many tokens of a prompt were cached.
-    ``has_connector``: it moves KV pages. ``dimensions``: of its vectors, 0 if it makes none. ``end_ids`` and
-    ``vocab_size`` are those of the local folder.
+    * ``card``: the model there; ``adapters``: its adapters.
+    * ``max_logprobs``: the most alternatives that it lists.
+    * ``missing_features``: the features that it refuses.
+    * ``reports_cache``: it reports how many tokens of a prompt were cached.
+    * ``has_connector``: it moves KV pages.
+    * ``dimensions``: numbers in its vectors; 0 if it makes none.
+    * ``end_ids`` and ``vocab_size``: those of the local folder.
     """
 
     version: str
@@ -195,7 +198,7 @@ def describe_model(facts: AttachedServerFacts, settings: AttachedSettings) -> Mo
         weights_bytes=0,
         kv_bytes=0,
         kv_pages=facts.kv_pages,
-        block_size=facts.block_size,
+        page_tokens=facts.block_size,
         fused=False,
         generates=facts.generates,
         dimensions=facts.dimensions,

@@ -261,7 +261,7 @@ class VLLMClient:
             weights_bytes=weights_bytes,
             kv_bytes=0,
             kv_pages=self.kv_pages,
-            block_size=cache.block_size,
+            page_tokens=cache.block_size,
             fused=False,
             quantization=model.quantization or "none",
             generates=generates,

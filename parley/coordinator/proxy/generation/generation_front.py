@@ -35,8 +35,10 @@ SHUTDOWN_TEXT = "The server is shutting down. This answer could not be finished.
 class GenerationFront:
     """Has instances answer requests that generate, and those for vectors that a client's key pays for.
 
-    ``stops`` lists the open requests; ``options``: those of the port; ``strict``: report errors to all clients in the
-    documented form; ``client_keys``: the clients' keys; None: instances check them.
+    * ``stops``: lists the open requests.
+    * ``options``: the port's options.
+    * ``strict``: report errors to all clients in the documented form.
+    * ``client_keys``: the clients' keys; None: instances check them.
     """
 
     def __init__(

@@ -11,11 +11,14 @@ from parley.errors import BadRequest, Unsupported
 
 @dataclass(frozen=True, slots=True)
 class ResponsesRules:
-    """How a surface reads bodies. ``strict``: it has the refusals of OpenAI's own service: unknown members, tools that
-    only that service runs, parts under the names of chat completions, calls without outputs, reasoning that it did not
-    seal. ``pairs_calls``: outputs without their calls are refused. ``client_tools``: tools that OpenAI defines and
-    clients run are functions to the model. ``reading``: the rules of the members that chat completions have as well,
-    among them that of ``strict`` schemas."""
+    """How a surface reads bodies.
+
+    * ``strict``: it has the refusals of OpenAI's own service: unknown members, tools that only that service runs, parts
+      under the names of chat completions, calls without outputs, reasoning that it did not seal.
+    * ``pairs_calls``: outputs without their calls are refused.
+    * ``client_tools``: tools that OpenAI defines and clients run are functions to the model.
+    * ``reading``: the rules of the members that chat completions have as well, among them that of ``strict`` schemas.
+    """
 
     strict: bool = False
     pairs_calls: bool = True

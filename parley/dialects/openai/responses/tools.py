@@ -44,9 +44,11 @@ class DeclaredTool:
 class ToolMembers:
     """The tools of a request: ``tools``, ``schema_fields``, ``choice``, ``only`` and ``allowed`` as in ``ChatPrompt``.
 
-    ``declared``: the client's tools by the names that the model sees. ``shown``: ``tools`` of the answer.
-    ``reads_images``: whether the model does. ``hides_deferred``: the client searches for tools, so the model does not
-    see those with ``defer_loading`` before an output of that search has them.
+    * ``declared``: the client's tools by the names that the model sees.
+    * ``shown``: the member ``tools`` of the answer.
+    * ``reads_images``: whether the model reads images.
+    * ``hides_deferred``: the client searches for tools, so the model does not see those with ``defer_loading`` before
+      an output of that search has them.
     """
 
     reads_images: bool = False

@@ -26,11 +26,14 @@ TOKEN_HEAD_SUFFIX = "ForTokenClassification"  # of encoders that tell the class 
 
 @dataclass(frozen=True)
 class HeadTensorNames:
-    """A family's tensor names. ``hidden`` follows a prefix if that layer belongs to the encoder; empty: there is none.
-    ``norm``: the norm after that layer; in families that have one, neither has a bias unless the config says so.
-    ``activation_member``: of the config, that may name another activation, which is refused. ``reads``: as in
-    ``ClassifierHead``, unless the config says it in one of ``pooling_members``. ``skips_padding``: the last token
-    is the last one that is not the config's ``pad_token_id``."""
+    """A family's tensor names.
+
+    * ``hidden``: the hidden layer, with a prefix if it belongs to the encoder; empty: there is none.
+    * ``norm``: the norm after that layer; in families that have one, neither has a bias unless the config says so.
+    * ``activation_member``: the member of the config that may name another activation, which is refused.
+    * ``reads``: as in ``ClassifierHead``, unless the config says it in one of ``pooling_members``.
+    * ``skips_padding``: the last token is the last one that is not the config's ``pad_token_id``.
+    """
 
     hidden: str
     output: str

@@ -22,11 +22,13 @@ class MalformedCall(Exception):
 
 
 class CallScanner:
-    """A position in the text, unread from ``position`` on, and the state of the block's calls.
+    """The unread text of a block of calls, and the state of these calls.
 
-    ``call_count``: how many calls were announced. ``index``: the number of the first one in the answer. ``in_call``:
-    one of them is open. ``convert_tail``: converts the unread rest to arguments if the text is cut off; None if it
-    is not part of them.
+    * ``position``: the text is unread from here on.
+    * ``call_count``: how many calls were announced.
+    * ``index``: the number of the first one in the answer.
+    * ``in_call``: one of them is open.
+    * ``convert_tail``: converts the unread rest to arguments if the text is cut off; None if it is not part of them.
     """
 
     def __init__(self, form: CallForm, index: int, new_id: Callable[[], str], tools: RequestTools):

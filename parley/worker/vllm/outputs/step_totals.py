@@ -22,7 +22,7 @@ class StepTotals:
     def __init__(self, kv_pages: int):
         self.prompt_tokens = 0
         self.generated_tokens = 0
-        self._stats = EngineStats(blocks_total=kv_pages)
+        self._stats = EngineStats(total_pages=kv_pages)
         self._cores: dict[int, Any] = {}  # the last statistics of each engine core's scheduler
         self._step_ended_at = 0.0
 
@@ -62,7 +62,7 @@ class StepTotals:
         waiting_in_vllm = min(computing, sum(core.num_waiting_reqs for core in cores))
         stats.running, stats.waiting = computing - waiting_in_vllm, waiting + waiting_in_vllm
         usage = sum(core.kv_cache_usage for core in cores) / max(1, len(self._cores))
-        stats.blocks_used = round(usage * stats.blocks_total)
+        stats.used_pages = round(usage * stats.total_pages)
         stats.prompt_tokens, stats.generated_tokens = self.prompt_tokens, self.generated_tokens
         return msgspec.structs.replace(stats)
 
