@@ -199,10 +199,8 @@ def _read_repeat(shape: Fields, kind: str, field: str, depth: int) -> Structural
     piece = _read_piece(content, field, depth + 1)
     if kind != "repeat":
         return StructuralRepeat(piece, int(kind == "plus"), 1 if kind == "optional" else None)
-    min_count, max_count = (
-        _required_integer(shape, "min", MAX_REPEATS),
-        _required_integer(shape, "max", MAX_REPEATS, -1),
-    )
+    min_count = _required_integer(shape, "min", MAX_REPEATS)
+    max_count = _required_integer(shape, "max", MAX_REPEATS, -1)
     if 0 <= max_count < min_count:
         raise shape.member_error("max", f"must be -1 or at least 'min', but got {max_count}.")
     return StructuralRepeat(piece, min_count, None if max_count < 0 else max_count)

@@ -48,10 +48,8 @@ def instance_resources(registry: ModelRegistry) -> dict[str, Any]:
     total = sum(info.kv_pages for info in infos if info is not None)
     used_blocks = sum(engine_stats.used_pages for engine_stats in stats)
     places = sum(model.settings.max_batch for model in registry.models)
-    running, waiting = (
-        sum(engine_stats.running for engine_stats in stats),
-        sum(engine_stats.waiting for engine_stats in stats),
-    )
+    running = sum(engine_stats.running for engine_stats in stats)
+    waiting = sum(engine_stats.waiting for engine_stats in stats)
     return {
         "availSlotsNum": max(0, places - running - waiting),
         "availBlockNum": total - used_blocks,

@@ -169,11 +169,9 @@ class SharedPathEndpoint:
         self.endpoints = [end for end in endpoints if not end.route.for_encoders] or list(endpoints)
         self._encoder_endpoints = [end for end in endpoints if end.route.for_encoders]
         self.default_endpoint = _first_unyielding(self.endpoints)
-        self.route, self.dialect, self.app = (
-            self.default_endpoint.route,
-            self.default_endpoint.dialect,
-            self.default_endpoint.app,
-        )
+        self.route = self.default_endpoint.route
+        self.dialect = self.default_endpoint.dialect
+        self.app = self.default_endpoint.app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request to the endpoint that claims its body."""

@@ -92,11 +92,9 @@ def split_key(key: str) -> tuple[str, str]:
 
 def make_key(name: str, **members: Any) -> tuple[str, HashedKey]:
     """Return a new key and its entry in the file. ``members``: those of ``HashedKey``. Raises ConfigError."""
-    key_id, secret, salt = (
-        secrets.token_hex(ID_BYTES),
-        secrets.token_urlsafe(SECRET_BYTES),
-        secrets.token_hex(SALT_BYTES),
-    )
+    key_id = secrets.token_hex(ID_BYTES)
+    secret = secrets.token_urlsafe(SECRET_BYTES)
+    salt = secrets.token_hex(SALT_BYTES)
     table = {"name": name, "id": key_id, "salt": salt, "hash": hash_secret(salt, secret), **members}
     return f"{KEY_PREFIX}{key_id}-{secret}", _read_key(table, f"The key {name}")
 

@@ -236,10 +236,8 @@ class AnswerChoice:
     def _finish_choice(self, reason: FinishReason, stop: str | int | None) -> list[Event]:
         self.finished = True
         if self._follower is not None:
-            self.usage.accepted_tokens, self.usage.rejected_tokens = (
-                self._follower.accepted_count,
-                self._follower.rejected_count,
-            )
+            self.usage.accepted_tokens = self._follower.accepted_count
+            self.usage.rejected_tokens = self._follower.rejected_count
         if self._scanner is None:
             self._add_text(self._detokenizer.flush_text())
         elif self._scanner.matched is None:

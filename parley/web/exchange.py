@@ -127,10 +127,8 @@ class Exchange:
     def set_request_uuid(self, request_uuid: str) -> None:
         """Set the request's id, 32 hexadecimal digits. Ids in the response are derived from it."""
         client_id = self.headers.get(b"x-request-id", b"")
-        self.request_uuid, self.request_id = (
-            request_uuid,
-            client_id.decode() if REQUEST_ID_PATTERN.fullmatch(client_id) else f"req_{request_uuid}",
-        )
+        self.request_uuid = request_uuid
+        self.request_id = client_id.decode() if REQUEST_ID_PATTERN.fullmatch(client_id) else f"req_{request_uuid}"
 
     def redirect_response(self, writer: ResponseWriter) -> None:
         """Redirect the response from the request's own connection to another writer."""

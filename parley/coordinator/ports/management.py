@@ -180,11 +180,9 @@ class ManagementPort:
         ``role_change_type`` 0 asks for P, 1 for D.
         """
         body_members = request.json_object() or {}
-        p_id, d_id, changed_side = (
-            body_members.get("p_id"),
-            body_members.get("d_id"),
-            body_members.get("role_change_type"),
-        )
+        p_id = body_members.get("p_id")
+        d_id = body_members.get("d_id")
+        changed_side = body_members.get("role_change_type")
         if not is_count(p_id) or not is_count(d_id) or not is_count(changed_side) or changed_side not in (0, 1):
             return AdminReply.from_json({"is_end": True}, 400)
         p, d = self.table.get_instance(p_id), self.table.get_instance(d_id)
@@ -274,17 +272,13 @@ def parse_listed_instance(item: dict[str, Any]) -> ClusterInstance | None:
     static = item["static_info"]
     try:
         host, port = _parse_address(item.get("ip")), _parse_port(item.get("port"))
-        peer, metrics = (
-            _parse_port(item.get("inter_comm_port", "1121")),
-            _parse_port(item.get("metric_port", item.get("port"))),
-        )
+        peer = _parse_port(item.get("inter_comm_port", "1121"))
+        metrics = _parse_port(item.get("metric_port", item.get("port")))
     except ValueError:
         return None
     url_host = f"[{host}]" if host.version == 6 else str(host)
-    role, name = (
-        ROLE_LETTERS.get(static.get("role")) if is_count(static.get("role")) else None,
-        item.get("model_name", ""),
-    )
+    role = ROLE_LETTERS.get(static.get("role")) if is_count(static.get("role")) else None
+    name = item.get("model_name", "")
     slots, blocks = static.get("total_slots_num", 200), static.get("total_block_num", 1024)
     size, share = static.get("block_size", 128), static.get("p_percentage", 0)
     group, longest, label = static.get("group_id", 0), static.get("max_seq_len", 0), static.get("label", 4)

@@ -70,10 +70,8 @@ class RequestCounters:
             self.tpot.observe(token_seconds)
         if outcome != "ok":
             return
-        self.mean_input, self.mean_output = (
-            moving_average(self.mean_input, input_tokens),
-            moving_average(self.mean_output, output_tokens),
-        )
+        self.mean_input = moving_average(self.mean_input, input_tokens)
+        self.mean_output = moving_average(self.mean_output, output_tokens)
         self.output_tokens += output_tokens
         in_time = self.slo_ttft is None or (ttft is not None and ttft <= self.slo_ttft)
         self.good += in_time and (self.slo_tpot is None or token_seconds is None or token_seconds <= self.slo_tpot)

@@ -132,9 +132,9 @@ class HealthChecker:
 
     def _log_cluster_problem(self) -> None:
         """Log why ready instances cannot serve requests, when the reason changes."""
-        earlier_lack, self._logged_lack = (
-            self._logged_lack,
-            self._table.explain_lack() if len(self._table.usable_instances()) == len(self._table) else "",
+        earlier_lack = self._logged_lack
+        self._logged_lack = (
+            self._table.explain_lack() if len(self._table.usable_instances()) == len(self._table) else ""
         )
         if self._logged_lack and self._logged_lack != earlier_lack:
             log.warning("No requests are taken: %s", self._logged_lack)

@@ -245,10 +245,8 @@ class InstanceTable:
             return ""
         if self.options.deploy_mode == "single_node":
             return "With deploy_mode = single_node only instances of role mixed are used."
-        ps, ds = (
-            [instance for instance in usable if instance.prefill.instance_share > 0],
-            [instance for instance in usable if instance.decode.instance_share > 0],
-        )
+        ps = [instance for instance in usable if instance.prefill.instance_share > 0]
+        ds = [instance for instance in usable if instance.decode.instance_share > 0]
         if not ps or not ds:
             return f"No instance {'decodes' if ps else 'prefills'}; set fallback = true to let one role do both."
         for p, d in ((p, d) for p in ps for d in ds if p.group == d.group and p.layout and d.layout):

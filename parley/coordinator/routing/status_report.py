@@ -21,11 +21,9 @@ COUNT_KEYS = ("pinned", "reserved", "waiting", "running", "slots", "block_size")
 
 def apply_status(instance: ClusterInstance, status: Mapping[str, Any]) -> str:
     """Update an instance from its status; return its epoch, empty if it has none."""
-    service, resource, own_members = (
-        _read_subtable(status, "service"),
-        _read_subtable(status, "resource"),
-        _read_subtable(status, "parley"),
-    )
+    service = _read_subtable(status, "service")
+    resource = _read_subtable(status, "resource")
+    own_members = _read_subtable(status, "parley")
     instance.native = bool(own_members)
     role = own_members.get("role") or service.get("currentRole")
     if isinstance(role, str):

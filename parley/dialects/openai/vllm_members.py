@@ -26,10 +26,8 @@ MAX_LOGPROB_IDS = 128  # tokens
 MAX_SECONDS = 1e9
 MAX_SALT_CHARACTERS = 128  # characters
 # Headers of a gateway, which override the client's members.
-PRIORITY_HEADER, SALT_HEADER = (
-    b"x-vllm-priority",
-    b"x-cache-salt",
-)
+PRIORITY_HEADER = b"x-vllm-priority"
+SALT_HEADER = b"x-cache-salt"
 PADDING_NAMES = ("do_not_pad", "max_length")
 INTEGER_TEXT = re.compile(rb"[+-]?[0-9]{1,19}")
 CONTROL_CHARACTERS = set(map(chr, range(32)))
@@ -150,10 +148,8 @@ def read_vllm_members(
     """
     _check_other_members(body, options if context.media_limits else None)
     grammar = constraints.read_grammar(body, strict_schemas=rules.strict_schemas)
-    truncate, keep = (
-        read_truncation(body, context.context_length - max(1, max_tokens or 1)),
-        _read_kept_side(body, "left"),
-    )
+    truncate = read_truncation(body, context.context_length - max(1, max_tokens or 1))
+    keep = _read_kept_side(body, "left")
     budget = body.integer("thinking_token_budget", -1, -1, MAX_TOKENS)
     priority = read_priority(body, context.headers)
     seconds = body.number("max_time", None, 0, MAX_SECONDS, low_excluded=True)

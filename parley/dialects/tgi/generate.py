@@ -210,10 +210,8 @@ class TgiGenerateReply(Reply):
         text = self._choices[0].decoder.decode_token(token)
         top = token.top_tokens if self._params.top_n_tokens else []
         if done is None and not top:  # the fast path, for nearly all events
-            logprob, special = (
-                encode_json(vectors.shortest_float32(token.logprob)),
-                b"true" if token.is_special else b"false",
-            )
+            logprob = encode_json(vectors.shortest_float32(token.logprob))
+            special = b"true" if token.is_special else b"false"
             index = b"" if self._rules.old else INDEX_MEMBER % self._event_count
             return TOKEN_EVENT % (self._rules.line_prefix, index, token.id, encode_json(text), logprob, special)
         event: dict[str, Any] = {} if self._rules.old else {"index": self._event_count}

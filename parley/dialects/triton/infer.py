@@ -100,10 +100,8 @@ def read_triton_infer(body: bytes, context: RequestContext, *, strict: bool = Fa
     if size == 0 and JSON_LENGTH_HEADER in context.headers:
         if strict:
             raise InvalidValue(RAW_REQUEST_MESSAGE.format(inputs=len(INPUTS), model=context.path_parts["model"]))
-        triton_request, form = (
-            read_triton_request({"text_input": _decode_prompt(body)}, "", context),
-            OutputForm(default_binary=True),
-        )
+        triton_request = read_triton_request({"text_input": _decode_prompt(body)}, "", context)
+        form = OutputForm(default_binary=True)
     else:
         triton_request, form = read_infer_document(parse_document(body[:size]), memoryview(body)[size:], context)
     return InferReply(triton_request, form, _preferred_coding(context.headers.get(b"accept-encoding", b"")))

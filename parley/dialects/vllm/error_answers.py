@@ -87,10 +87,8 @@ def vllm_error_object(error: ParleyError) -> dict[str, Any]:
         case UnknownToken(token_id=int() as token_id):
             error_type, message, field = "BadRequestError", unknown_token_sentence(token_id), None
         case UnknownTokenIds():
-            error_type, message = (
-                "BadRequestError",
-                unknown_ids_sentence(field or "", error.token_ids, error.vocabulary),
-            )
+            error_type = "BadRequestError"
+            message = unknown_ids_sentence(field or "", error.token_ids, error.vocabulary)
         case Overloaded():
             error_type, status, message = "Service Unavailable", 503, BUSY_SENTENCE
         case EngineError():

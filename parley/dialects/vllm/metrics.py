@@ -97,10 +97,8 @@ def _always_zero(view: ModelSnapshot) -> list[tuple[str, float]]:
     return [("", 0)]
 
 
-CACHE_QUERIES, CACHE_HITS = (
-    _single_value(lambda view: view.stats.prefix_queries),
-    _single_value(lambda view: view.stats.prefix_hits),
-)
+CACHE_QUERIES = _single_value(lambda view: view.stats.prefix_queries)
+CACHE_HITS = _single_value(lambda view: view.stats.prefix_hits)
 CACHE_USAGE = _single_value(_cache_usage)
 
 SCALARS: tuple[tuple[str, str, str, LabeledValues], ...] = (

@@ -173,10 +173,8 @@ class KVLink:
                 if isinstance(frame, HeartbeatFrame):
                     if frame.heard > self._beats_sent:
                         raise LinkLost(f"{self.name} acknowledged a heartbeat that was never sent.")
-                    self._beats_received, self._beats_acknowledged = (
-                        frame.sent,
-                        max(self._beats_acknowledged, frame.heard),
-                    )
+                    self._beats_received = frame.sent
+                    self._beats_acknowledged = max(self._beats_acknowledged, frame.heard)
                 elif self._holder is not None:
                     self._holder.handle_frame(frame)
                 else:

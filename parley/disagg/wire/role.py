@@ -44,9 +44,10 @@ class RoleAssignment(NamedTuple):
 class InstanceRole:
     """The current role of an instance, and its changes.
 
-    ``link_peer`` tries to reach a peer and returns "ok" or the failure. ``is_busy``: whether requests are running.
-    ``on_role_end`` is called with the old role once no request runs any more, ``on_role_set`` when the role or the
-    share has changed.
+    * ``link_peer``: tries to reach a peer, and returns "ok" or the failure.
+    * ``is_busy``: whether requests are running.
+    * ``on_role_end``: called with the old role once no request runs any more.
+    * ``on_role_set``: called when the role or the share has changed.
     """
 
     def __init__(
@@ -63,12 +64,10 @@ class InstanceRole:
         self.status: RoleStatus = "RoleUnknown" if name == "none" else "RoleReady"
         self.is_draining = False
         self.link_states: dict[InstanceAddress, str] = {}
-        self._link_peer, self._is_busy, self._on_role_end, self._on_role_set = (
-            link_peer,
-            is_busy,
-            on_role_end,
-            on_role_set,
-        )
+        self._link_peer = link_peer
+        self._is_busy = is_busy
+        self._on_role_end = on_role_end
+        self._on_role_set = on_role_set
         self._change_task: asyncio.Task[None] | None = None
 
     @property
@@ -125,10 +124,9 @@ class InstanceRole:
             pause = min(2 * pause, MAX_LINK_PAUSE)
 
     def _set_role(self, assignment: RoleAssignment) -> None:
-        self.name, self.prefill_share = (
-            assignment.name,
-            self.prefill_share if assignment.prefill_share is None else assignment.prefill_share,
-        )
+        self.name = assignment.name
+        if assignment.prefill_share is not None:
+            self.prefill_share = assignment.prefill_share
         log.info(
             "The role is %s%s.", self.name, f" with {self.prefill_share} % for prompts" if self.name == "flex" else ""
         )

@@ -40,19 +40,15 @@ def parse_role_request(role: str, version: str, body: bytes, without_role: bool)
             for instance in _expect_list(local):
                 _parse_instance(instance, _check_groups)
             peer_groups = [_expect_list(peer) for peer in peers]
-            share, addresses = (
-                None,
-                [_parse_instance(instance, _check_groups) for peer in peer_groups for instance in peer[:1]],
-            )
+            share = None
+            addresses = [_parse_instance(instance, _check_groups) for peer in peer_groups for instance in peer[:1]]
             for peer in peer_groups:
                 for instance in peer[1:]:
                     _parse_instance(instance, _check_groups)
         else:
             _parse_instance(local, _check_devices)
-            share, addresses = (
-                _parse_prefill_share(local),
-                [_parse_instance(instance, _check_devices) for instance in peers],
-            )
+            share = _parse_prefill_share(local)
+            addresses = [_parse_instance(instance, _check_devices) for instance in peers]
     except (KeyError, TypeError, ValueError):
         raise CommandRefused(503, INVALID_MEMBERS) from None
     name = ASSIGNABLE_ROLES[role]

@@ -104,10 +104,8 @@ class ProjectorFile:
 
     def read_pixel_limits(self, default: tuple[int, int]) -> dict[str, int]:
         """Return the fewest and the most pixels of an image, as processors name them."""
-        min_pixels, max_pixels = (
-            self.read_count("image_min_pixels", default[0]),
-            self.read_count("image_max_pixels", default[1]),
-        )
+        min_pixels = self.read_count("image_min_pixels", default[0])
+        max_pixels = self.read_count("image_max_pixels", default[1])
         if min_pixels > max_pixels:
             raise GgufError(
                 f"{self.name} gives {self.prefix}image_min_pixels as {min_pixels}; image_max_pixels is "

@@ -178,10 +178,8 @@ class AwqGemvFormat:
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
         words, zeros, scales = self.view_tensors(checkpoint, linear)
-        group, groups = (
-            min(self.group or linear.in_features, linear.in_features),
-            count_groups(self.group, linear.in_features),
-        )
+        group = min(self.group or linear.in_features, linear.in_features)
+        groups = count_groups(self.group, linear.in_features)
         values, float_scales = unpack_rows(words, linear.in_features, AWQ_BITS), scales[:, :groups].float()
         return GroupedLinearWeight(GroupedWeight(values, float_scales, unpack_rows(zeros, groups, AWQ_BITS), group))
 

@@ -76,20 +76,16 @@ class TorchaoWeight:
     def view_parts(self) -> list[torch.Tensor]:
         """Return integers, scales and zero points if there are any, as views of the file. Raises LoadError."""
         stored, (qdata, scale, zero) = self.read_class(), map(self.part, PARTS)
-        view, out_features, in_features, groups = (
-            self._view_part,
-            self.out_features,
-            self.in_features,
-            self.in_features // stored.inputs,
-        )
+        view = self._view_part
+        out_features = self.out_features
+        in_features = self.in_features
+        groups = self.in_features // stored.inputs
         if stored.kind == FLOATS:
             rows = -(-out_features // stored.outputs), -(-in_features // stored.inputs)
             return [view(qdata, out_features, in_features, dtype=torch.float8_e4m3fn), view(scale, *rows)]
         if stored.kind == NIBBLES:
-            values, scales = (
-                view(qdata, out_features, in_features // 2, dtype=torch.int8),
-                view(scale, groups, out_features),
-            )
+            values = view(qdata, out_features, in_features // 2, dtype=torch.int8)
+            scales = view(scale, groups, out_features)
             if scales.dtype not in ZERO_CODES:
                 dtype_name = str(scales.dtype).removeprefix("torch.")
                 raise LoadError(f"Tensor {scale} holds {dtype_name}; only float16 and bfloat16 are supported.")

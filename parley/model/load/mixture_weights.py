@@ -55,10 +55,8 @@ class MixtureWeights:
 
     def _find_stacked_format(self) -> StackedFormat:
         """Return the format of the tensors that hold all experts. A quantized file may have plain ones."""
-        stored, plain_format = (
-            self._weights.quantization.stacked_format,
-            StackedPlainFormat(self.names.transposed, self.names.has_joined_rows),
-        )
+        stored = self._weights.quantization.stacked_format
+        plain_format = StackedPlainFormat(self.names.transposed, self.names.has_joined_rows)
         first = next((i for i, shape in enumerate(self._config.layers) if shape.routing is not None), None)
         if stored is None or first is None:
             return plain_format

@@ -301,11 +301,9 @@ class FusedDecoder:
     ) -> tuple[torch.Tensor | native.QuantizedRows, torch.Tensor]:
         """Add the output of a layer's attention to the residual. Return (the input of the MLP, the residual)."""
         shape, weights = self.config.layers[layer], self.layer_weights[layer]
-        norm, after_norm, residual_factor = (
-            weights.mlp_norm,
-            weights.attention_after_norm,
-            shape.attention_residual_factor,
-        )
+        norm = weights.mlp_norm
+        after_norm = weights.attention_after_norm
+        residual_factor = shape.attention_residual_factor
         scale = shape.residual_scale / residual_factor
         has_other_readers = batch.lora_rows is not None or weights.mixture is not None or shape.has_normed_residual
         consumer = None if has_other_readers else weights.gate_up

@@ -179,12 +179,10 @@ class Encoder:
         self.layers = layers
         self._projection = projection
         self.device = word_embeddings.device
-        self._word_embeddings, self._position_embeddings, self._norm, self._bias = (
-            word_embeddings,
-            position_embeddings,
-            norm,
-            bias,
-        )
+        self._word_embeddings = word_embeddings
+        self._position_embeddings = position_embeddings
+        self._norm = norm
+        self._bias = bias
         self._second_type = second_type
 
     def encode_packed(self, texts: PackedTexts) -> torch.Tensor:

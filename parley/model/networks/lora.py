@@ -99,10 +99,8 @@ def read_adapter(
         if rank > max_rank:
             raise LoadError(f"The adapter has rank {rank} at {name}; at most {max_rank} is allowed here.")
         highest_rank = max(highest_rank, rank)
-        down, up = (
-            _read_lora_tensor(checkpoint, a, dtype, rank, site.in_features),
-            _read_lora_tensor(checkpoint, b, dtype, site.out_features, rank),
-        )
+        down = _read_lora_tensor(checkpoint, a, dtype, rank, site.in_features)
+        up = _read_lora_tensor(checkpoint, b, dtype, site.out_features, rank)
         up = up if site.order is None else up[site.order]
         sites[site.site].append(native.LowRank(site.first, down, up, factor))
     digest = sha256(config_bytes + checkpoint.content_digest).digest()

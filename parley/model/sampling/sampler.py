@@ -438,10 +438,8 @@ class Sampler:
                 )
         for row, plan in enumerate(plans):
             if (named_score := scores[row]) is not None and plan.named_ids:
-                named_score.top_ids, named_score.top_logprobs = (
-                    plan.named_ids,
-                    token_logprobs(logits[row], plan.named_ids),
-                )
+                named_score.top_ids = plan.named_ids
+                named_score.top_logprobs = token_logprobs(logits[row], plan.named_ids)
         return scores
 
 

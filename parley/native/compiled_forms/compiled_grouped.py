@@ -181,11 +181,9 @@ class _PiecewisePart:
         self.out_features = weight.out_features
         self._pieces: Iterator[GroupedWeight | PackedBlockWeight] = iter(weight.pieces)
         self._first_piece = _GroupedPart(next(self._pieces))
-        self.code, self.group, self.in_features = (
-            self._first_piece.code,
-            self._first_piece.group,
-            self._first_piece.in_features,
-        )
+        self.code = self._first_piece.code
+        self.group = self._first_piece.group
+        self.in_features = self._first_piece.in_features
         self.device = self._first_piece.device
 
     def pack_into(self, library: ctypes.CDLL, packed: torch.Tensor) -> None:

@@ -66,12 +66,10 @@ class CompiledLora:
             for part_struct, part in zip(lora.part, parts, strict=False):
                 rank = len(part.down)
                 down[column : column + rank], scales[column : column + rank] = part.down, part.scale
-                part_struct.first, part_struct.out_features, part_struct.column, part_struct.pairs = (
-                    part.first,
-                    len(part.up),
-                    column,
-                    _round_up_even(rank) // 2,
-                )
+                part_struct.first = part.first
+                part_struct.out_features = len(part.up)
+                part_struct.column = column
+                part_struct.pairs = _round_up_even(rank) // 2
                 column += _round_up_even(rank)
             lora.down = pack_block(down, lanes)
             for part_struct, part in zip(lora.part, parts, strict=False):

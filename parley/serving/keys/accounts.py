@@ -18,10 +18,12 @@ from parley.web.exchange import Exchange
 
 @dataclass
 class RequestAccount:
-    """The account of a request of ``tenant``. ``key_name``: of its key in logs.
+    """The account of a request of ``tenant``.
 
-    ``lease``: its part of the key's limits; None: there are none, or another server counts them. ``endpoint_lease``:
-    its part of the limits of the endpoint that it is for. ``usage_store``: where usage is kept.
+    * ``key_name``: the name of its key in logs.
+    * ``lease``: its part of the key's limits; None: there are none, or another server counts them.
+    * ``endpoint_lease``: its part of the limits of the endpoint that it is for.
+    * ``usage_store``: where usage is kept; None: nowhere.
     """
 
     tenant: Tenant
@@ -69,7 +71,7 @@ class KeyLedger:
         self.limiter = KeyLimiter(used_today=tokens_of_day(usage_store))
 
     def open_account(self, tenant: Tenant, key_name: str) -> RequestAccount:
-        """Return the account of a request, without limits. ``key_name``: of its key in logs."""
+        """Return the account of a request, without limits. ``key_name``: the name of its key in logs."""
         return RequestAccount(tenant, tenant.owner.name or key_name or tenant.id[:12], usage_store=self.usage_store)
 
     def admit_request(self, exchange: Exchange) -> RequestAccount:

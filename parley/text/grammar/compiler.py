@@ -166,10 +166,8 @@ class GrammarCompiler:
 
         ``starts_inside``: the answer starts in the reasoning, which is then required. Otherwise reasoning is optional.
         """
-        opening, closing = (
-            self.lark_writer.write_text(reasoning_marks[0]),
-            self.lark_writer.write_text(reasoning_marks[1]),
-        )
+        opening = self.lark_writer.write_text(reasoning_marks[0])
+        closing = self.lark_writer.write_text(reasoning_marks[1])
         lines = ["THOUGHT: " + ANY_TEXT_TERMINAL, r"GAP: /\n{0,2}/"]
         if reasoning_marks[1] in self.lark_writer.marks:
             reasoning = f"THOUGHT {closing}"

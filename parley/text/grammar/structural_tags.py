@@ -50,12 +50,10 @@ class TagWriter:
         find_token_id: Callable[[int | str], int],
     ):
         self._lark = lark
-        self._prepare_schema, self._regex_to_lark, self._add_part, self._find_token_id = (
-            prepare_schema,
-            regex_to_lark,
-            add_part,
-            find_token_id,
-        )
+        self._prepare_schema = prepare_schema
+        self._regex_to_lark = regex_to_lark
+        self._add_part = add_part
+        self._find_token_id = find_token_id
         self._lines = [f"TEXT: {ANY_TEXT_TERMINAL}"]
 
     def write_tag_grammar(self, piece: StructuralPiece) -> str:

@@ -18,10 +18,8 @@ from parley.text.parsing.markup import Markup
 
 FREE_TEXT = "TEXT: /(?s:.*)/"
 # Written before content by models with channels.
-ASSISTANT_START, FINAL_CHANNEL = (
-    "<|start|>assistant",
-    "<|channel|>final<|message|>",
-)
+ASSISTANT_START = "<|start|>assistant"
+FINAL_CHANNEL = "<|channel|>final<|message|>"
 
 
 def tool_calls_grammar(

@@ -66,12 +66,10 @@ class ResultStreamClient:
         self.connected = False
         self.taken_over = False  # another coordinator took over the stream; servers other than parley have only one
         self.received_bytes = 0
-        self._http_client, self._coordinator_name, self._coordinator_id, self._headers = (
-            http_client,
-            coordinator_name,
-            coordinator_id,
-            headers,
-        )
+        self._http_client = http_client
+        self._coordinator_name = coordinator_name
+        self._coordinator_id = coordinator_id
+        self._headers = headers
         self._on_attached, self._on_orphan = on_attached, on_orphan
         self._receivers: dict[bytes, ResultReceiver] = {}
         self._connected_event = asyncio.Event()  # set while ``connected``

@@ -47,10 +47,8 @@ def _fill_verb(match: re.Match[str], remaining: list[Any]) -> str:
         return "%"
     if verb is None:
         return "%!(NOVERB)"
-    width, precision = (
-        int(match["width"] or 0),
-        int(match["precision"] or 0) if match["precision"] is not None else None,
-    )
+    width = int(match["width"] or 0)
+    precision = int(match["precision"] or 0) if match["precision"] is not None else None
     if width > MAX_WIDTH or (precision or 0) > MAX_WIDTH:
         return "%!(BADWIDTH)"
     if not remaining:

@@ -251,11 +251,9 @@ class RotaryBertWeights(TypedEncoderTensors):
     def read_gate_and_up(self, layer: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return weight [intermediate, hidden] and bias [intermediate] of the activated half and of the other, if there
         is one."""
-        hidden, intermediate, start = (
-            self.config.hidden_size,
-            self.config.intermediate_size,
-            self.names.layer.format(layer),
-        )
+        hidden = self.config.hidden_size
+        intermediate = self.config.intermediate_size
+        start = self.names.layer.format(layer)
         if not self.config.is_gated:
             return [self.read_affine(start + self.names.up, intermediate, hidden, self.up_bias)]
         if self.names.gate:

@@ -106,10 +106,8 @@ class ArgumentRules:
             return self._custom_object(schema) if follow_schema else self.json_rule(schema)
         resolved = value_rules.resolve_references(schema, schema)
         schema = resolved if isinstance(resolved, dict) else {}
-        properties, needed = (
-            value_rules.schema_properties(schema) if follow_schema else {},
-            value_rules.required_properties(schema),
-        )
+        properties = value_rules.schema_properties(schema) if follow_schema else {}
+        needed = value_rules.required_properties(schema)
         allows_any = not properties and schema.get("additionalProperties") is not False
         if shape == "elements":
             return self._member_elements(schema, 0, follow_schema)
@@ -229,10 +227,8 @@ class ArgumentRules:
     def element_rule(self, key: str, schema: Any, depth: int) -> str:
         """Return a rule for an element with its tags."""
         form = self.form
-        start, end = (
-            self.write_text(f"{form.key_marks[0]}{key}{form.key_marks[1]}"),
-            self.write_text(f"{key}{form.key_marks[1]}"),
-        )
+        start = self.write_text(f"{form.key_marks[0]}{key}{form.key_marks[1]}")
+        end = self.write_text(f"{key}{form.key_marks[1]}")
         return self.add_rule(f"{start} {self._rule_once(self._element_content, schema, depth)} {end}")
 
     def _element_content(self, schema: Any, depth: int) -> str:

@@ -11,10 +11,8 @@ NATIVE_FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "un
 # first two, and whether a leap second is valid depends on the offset.
 FULL_YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 LEAP_YEAR_ENDING = "(?:0[48]|[2468][048]|[13579][26])"
-LONG_MONTH_DAY, SHORT_MONTH_DAY = (
-    "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])",
-    "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)",
-)
+LONG_MONTH_DAY = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+SHORT_MONTH_DAY = "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
 MONTH_DAY = f"(?:{LONG_MONTH_DAY}|{SHORT_MONTH_DAY}|02-(?:0[1-9]|1[0-9]|2[0-8]))"
 FULL_DATE = f"(?:{FULL_YEAR}-{MONTH_DAY}|(?:[0-9]{{2}}{LEAP_YEAR_ENDING}|{LEAP_YEAR_ENDING}00)-02-29)"
 HOUR_MINUTE = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
