@@ -388,6 +388,23 @@ def test_attention_separates_scores_too_large_for_bfloat16():
     assert (actual.double() - attention_in_float64(*stage.data[0], 0.25)).abs().max() < max_error(stage.data[0])
 
 
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("rise", [0.01, 0.2, 3, -3])
+def test_attention_to_rising_scores_is_batch_invariant(rise, int8):
+    """Scores of later keys exceed those of the first block slightly, by some bits, or by far, depending on the row."""
+    lengths = [700, 130, 1300]
+    stage = AttentionCase(lengths, 7, LayerKV(1, 64, 64), torch.bfloat16, int8=int8)
+    for length, (q, k, _) in zip(lengths, stage.data, strict=True):
+        q[..., 0] = 1 + torch.arange(7) / 7 + torch.arange(length)[:, None] % 3
+        k[..., 0] = rise * torch.arange(length)[:, None]
+    options = {"scale": 0.125, "sinks": random_tensor(7, dtype=torch.float32)}
+    outputs_alone = stage.attend_alone(**options)
+    for actual, expected, data in zip(stage.attend_mixed(**options), outputs_alone, stage.data, strict=True):
+        assert torch.equal(actual, expected)
+        exact = attention_in_float64(*(rounded_to_int8(data) if int8 else data), **options)
+        assert (actual.double() - exact).abs().max() < max_error(data)
+
+
 def test_torch_attention_plan_bounds_group_size():
     table = list(range(64))
     spans = [RowSpan(i, 1, 1000, table) for i in range(500)]

@@ -35,22 +35,23 @@ class AttentionProducts {
       __builtin_prefetch(columns.prefetch_from + at, 0, 2);
   }
 
-  // lane_max [rows] = the largest scores of the column pairs up to `pair`. They were stored a while ago, because a load
-  // waits for a matrix register that is being stored.
-  static void fold_largest(long rows, const float* scores, long pair, Vec* lane_max) {
+  // The larger of `excess` and of what the scores of a column pair exceed the limits of their rows by. They were stored
+  // a while ago, because a load waits for a matrix register that is being stored.
+  static Vec fold_excess(long rows, const float* scores, long pair, const float* limits, Vec excess) {
     for (long r = 0; r < rows; r++) {
       const float* row = scores + r * KEY_BLOCK + pair * PANEL;
-      Vec largest = max_of(load<Vec>(row), load<Vec>(row + LANES));
-      lane_max[r] = pair ? max_of(largest, lane_max[r]) : largest;
+      excess = max_of(max_of(load<Vec>(row), load<Vec>(row + LANES)) - broadcast(limits[r]), excess);
     }
+    return excess;
   }
 
  public:
   AttentionProducts(long pairs, bool) : pairs(pairs) {}
 
-  void score(long rows, const Pair* x, const ColumnPair* columns, long count, float* scores, Vec* lane_max,
+  bool score(long rows, const Pair* x, const ColumnPair* columns, long count, float* scores, const float* limits,
              SoftmaxStage& softmax) {
     set_registers(rows);
+    Vec excess = {};
     long whole = pairs / MATRIX_STEPS * MATRIX_STEPS, shares = count * ((pairs + MATRIX_STEPS - 1) / MATRIX_STEPS);
     for (long s = 0; s < count; s++) {
       const Pair *left = columns[s].left, *right = columns[s].right;
@@ -65,11 +66,11 @@ class AttentionProducts {
         multiply_columns<4, 5>(x + whole, pairs, left + whole * PAGE, right + whole * PAGE, PAGE);
         softmax.do_share(shares--);
       }
-      if (s) fold_largest(rows, scores, s - 1, lane_max);
+      if (s) excess = fold_excess(rows, scores, s - 1, limits, excess);
       store_register<0>(scores + s * PANEL, KEY_BLOCK * sizeof(float));
       store_register<1>(scores + s * PANEL + LANES, KEY_BLOCK * sizeof(float));
     }
-    fold_largest(rows, scores, count - 1, lane_max);
+    return any((Bits)(fold_excess(rows, scores, count - 1, limits, excess) > 0));
   }
 
   void sum(long rows, const Pair* weights, const ColumnPair* columns, long count, long wide, float* sums) {

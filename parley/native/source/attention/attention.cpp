@@ -25,19 +25,19 @@ constexpr long SERIAL_WORK = 1 << 17;  // multiplications below which a second t
 // Merges the partial result of a later segment into that of the earlier ones.
 void merge(PartialResult whole, PartialResult part) {
   for (long r = 0; r < whole.rows; r++) {
-    if (part.row_max[r] == -INFINITY) continue;
+    if (part.reference[r] == -INFINITY) continue;
     const float* from = part.out;
     float* to = whole.out;
-    if (whole.row_max[r] == -INFINITY) {
+    if (whole.reference[r] == -INFINITY) {
       whole.each(r, [=](float* at, long) { store(at, load<Vec>(from + (at - to))); });
-      whole.row_max[r] = part.row_max[r];
+      whole.reference[r] = part.reference[r];
       whole.total[r] = part.total[r];
       continue;
     }
-    float now = std::max(whole.row_max[r], part.row_max[r]);
-    float old = pow2(whole.row_max[r] - now), more = pow2(part.row_max[r] - now);
+    float now = std::max(whole.reference[r], part.reference[r]);
+    float old = pow2(whole.reference[r] - now), more = pow2(part.reference[r] - now);
     whole.each(r, [=](float* at, long) { store(at, load<Vec>(at) * old + load<Vec>(from + (at - to)) * more); });
-    whole.row_max[r] = now;
+    whole.reference[r] = now;
     whole.total[r] = whole.total[r] * old + part.total[r] * more;
   }
 }
@@ -50,8 +50,8 @@ void write_result(const Problem& problem, const Task& task, PartialResult whole)
     long row = task.span->first + token;
     float total = whole.total[r], factor = 1;
     if (problem.sinks) {
-      float sink = problem.sinks[head] * LOG2E, now = std::max(whole.row_max[r], sink);
-      factor = pow2(whole.row_max[r] - now);
+      float sink = problem.sinks[head] * LOG2E, now = std::max(whole.reference[r], sink);
+      factor = pow2(whole.reference[r] - now);
       total = total * factor + pow2(sink - now);
     }
     factor /= total;

@@ -4,8 +4,8 @@
 //
 //   compute_scores  scores [rows][KEY_BLOCK] = queries * keys
 //   adjust_scores   scales, caps and masks them, if that is needed
-//   rescale         raises the running maximum of each row, and multiplies its sums so far by 2^(old - new)
-//   SoftmaxStage    weights = 2^(score - maximum), in bf16, while the scores of the next tile are computed (softmax.h)
+//   rescale         raises references that scores exceed by far, and multiplies sums so far by 2^(old - new)
+//   SoftmaxStage    weights = 2^(score - reference) while the scores of the next tile are computed (softmax.h)
 //   sum_values      out [rows][value_dim] += weights * values
 //
 // Both products (products.h) read pages instead of packed panels. While a block is
@@ -78,20 +78,14 @@ inline std::pair<long, long> token_and_head(const Problem& problem, const Task& 
   return {row_of_head / group, kv_head * group + row_of_head % group};
 }
 
-// The KV heads of a task in its pages from key `begin` on, in the order of memory: those of the first page, then those
-// of the next. Returns the head with this index.
-inline const char* head_in_memory(const Problem& problem, const Task& task, long begin, long index) {
-  long position = std::min(begin + index / task.kv_heads * PAGE, task.end - 1);
-  return problem.head(*task.span, task.kv_head + index % task.kv_heads, position);
-}
-
-// The partial result of a number of rows and keys: the largest score, the sum of weights, the sum of weighted values.
+// The partial result of a number of rows and keys: the reference of the weights in bits (softmax.h), the sum of
+// weights, the sum of weighted values.
 struct PartialResult {
   float* out;  // [padded / PANEL][rows][PANEL]
-  float *row_max, *total;
+  float *reference, *total;
   long rows, padded;
   PartialResult(float* memory, long rows, long padded)
-      : out(memory), row_max(memory + rows * padded), total(row_max + rows), rows(rows), padded(padded) {}
+      : out(memory), reference(memory + rows * padded), total(reference + rows), rows(rows), padded(padded) {}
   static long size(long rows, long padded) { return rows * (padded + 2); }
 
   // Columns d to d + PANEL of a row; d is a multiple of PANEL.
@@ -114,7 +108,8 @@ struct Workspace {
   alignas(64) Pair keys[MAX_DIM / 2 * KEY_BLOCK], values[KEY_BLOCK / 2 * MAX_DIM];
   alignas(64) float key_scales[KEY_BLOCK], value_scales[KEY_BLOCK];
   Vec total[UNIT_ROWS];
-  float negated_max[UNIT_ROWS];                                        // in bits, negated; 0 until a key is visible
+  float negated_reference[UNIT_ROWS];                                  // in bits; 0 until a key is visible
+  float limit[UNIT_ROWS];                                              // scores beyond it raise the reference
   long position[UNIT_ROWS], key_begin[UNIT_ROWS], key_end[UNIT_ROWS];  // of a row, and the keys that it sees
   float slope[UNIT_ROWS];                                              // 0 without slopes
 };
@@ -146,12 +141,15 @@ class FlashAttention {
   const Pair *keys[BLOCK_PAGES], *values[BLOCK_PAGES];
 
   // Finds the pages of a block for one of the task's KV heads, and what is prefetched meanwhile: as many heads of the
-  // task that reads next, from its key `next_begin` on.
+  // task that reads next, from its key `next_begin` on, in the order of memory: page by page.
   void find_pages(long kv_head, long block, long end, const Task& next_task, long next_begin) {
     long first = std::min(kv_head, next_task.kv_heads - 1) * BLOCK_PAGES;
+    long page = first / next_task.kv_heads, next_head = first % next_task.kv_heads;
     for (long i = 0; i < BLOCK_PAGES; i++) {
       heads[i] = problem.head(*task.span, task.kv_head + kv_head, std::min(block + i * PAGE, end - 1));
-      next[i] = head_in_memory(problem, next_task, next_begin, first + i);
+      long position = std::min(next_begin + page * PAGE, next_task.end - 1);
+      next[i] = problem.head(*next_task.span, next_task.kv_head + next_head, position);
+      if (++next_head == next_task.kv_heads) next_head = 0, page++;
     }
   }
 
@@ -174,8 +172,9 @@ class FlashAttention {
   }
 
   // Computes the scores of a tile, and meanwhile the weights of the one that waits. Each tile prefetches its part of
-  // the first half of the next block, in the order of memory, from which the CPU guesses what comes.
-  void compute_scores(long tile, long first, long rows, long pages, float* scores, Vec* lane_max) {
+  // the first half of the next block, in the order of memory, from which the CPU guesses what comes. Returns whether a
+  // score exceeds the limit of its row.
+  bool compute_scores(long tile, long first, long rows, long pages, float* scores) {
     constexpr long VECTORS = PAGE / LANES, COLUMN_PAIRS = BLOCK_PAGES * VECTORS / 2;  // vectors of a page's keys
     ColumnPair columns[COLUMN_PAIRS];
     long count = 0;
@@ -187,7 +186,7 @@ class FlashAttention {
                         prefetch_from + tile * score_prefetch_bytes * pairs, score_prefetch_bytes};
     }
     const Pair* queries = workspace.queries + first * pairs * Workspace::WORDS;
-    products.score(rows, queries, columns, count, scores, lane_max, pending.softmax);
+    return products.score(rows, queries, columns, count, scores, workspace.limit + first, pending.softmax);
   }
 
   // Adds the values of the tile that waits, times their weights, and prefetches a part of the other half.
@@ -210,14 +209,15 @@ class FlashAttention {
     pending.rows = 0;
   }
 
-  // Changes scores where that is not just a scale: int8 keys, a cap, slopes, and keys that a row does not see.
-  void adjust_scores(float* scores, long first, long rows, long block, Vec* lane_max) {
-    Vec numbers;
+  // Changes scores where that is not just a scale: int8 keys, a cap, slopes, and keys that a row does not see. Returns
+  // whether one exceeds the limit of its row.
+  bool adjust_scores(float* scores, long first, long rows, long block) {
+    Vec numbers, excess = {};
     for (int i = 0; i < LANES; i++) numbers[i] = i;
     for (long r = 0; r < rows; r++) {
       Vec key_begin = broadcast((float)(workspace.key_begin[first + r] - block));
       Vec key_end = broadcast((float)(workspace.key_end[first + r] - block));
-      lane_max[r] = broadcast(-INFINITY);
+      Vec limit = broadcast(workspace.limit[first + r]);
       for (long j = 0; j < KEY_BLOCK; j += LANES) {
         Vec v = load<Vec>(scores + r * KEY_BLOCK + j), at = numbers + (float)j;
         if (layout.int8) v *= load<Vec>(workspace.key_scales + j);
@@ -226,24 +226,33 @@ class FlashAttention {
         if (problem.slopes)
           v = fma(at + (float)(block - workspace.position[first + r]), broadcast(workspace.slope[first + r]), v);
         v = (at >= key_begin) & (at < key_end) ? v : broadcast(-INFINITY);
-        lane_max[r] = max_of(v, lane_max[r]);
+        excess = max_of(v - limit, excess);
         store(scores + r * KEY_BLOCK + j, v);
       }
     }
+    return any((Bits)(excess > 0));
   }
 
-  // Updates the largest scores of a tile, and totals and sums, which relate to them.
-  void rescale(const Vec* lane_max, long first, long rows) {
-    Vec old = load(partial.row_max + first, rows), now = max_of(largest_of_each(lane_max) * scale, old);
-    if (!any((Bits)old ^ (Bits)now)) return;
-    Vec factors = old == now ? broadcast(1.f) : pow2(old - now);
-    store(partial.row_max + first, now, rows);
-    store(workspace.negated_max + first, now == -INFINITY ? Vec{} : -now, rows);
-    for (long r = first; r < first + rows; r++) {
-      float factor = factors[r - first];
-      if (factor == 1) continue;
-      workspace.total[r] *= factor;
-      partial.each(r, [=](float* out, long) { store(out, load<Vec>(out) * factor); });
+  // Raises the references of the rows of a tile that have a score beyond their limits, to the largest one, and rescales
+  // their totals and sums, which relate to the references.
+  void rescale(const float* scores, long first, long rows) {
+    Vec lane_max[LANES];
+    std::fill(lane_max, lane_max + LANES, broadcast(-INFINITY));
+    for (long r = 0; r < rows; r++)
+      for (long j = 0; j < KEY_BLOCK; j += LANES)
+        lane_max[r] = max_of(load<Vec>(scores + r * KEY_BLOCK + j), lane_max[r]);
+    Vec most = largest_of_each(lane_max), limit = load(workspace.limit + first, rows);
+    Vec old = load(partial.reference + first, rows);
+    Bits raised = (Bits)(most > limit);
+    Vec now = raised ? most * scale : old, factors = pow2(old - now);
+    store(workspace.limit + first, raised ? most + REFERENCE_SLACK / scale : limit, rows);
+    store(workspace.negated_reference + first, now == -INFINITY ? Vec{} : -now, rows);
+    store(partial.reference + first, now, rows);
+    for (long r = 0; r < rows; r++) {
+      if (!raised[r] || old[r] == -INFINITY) continue;  // -infinity: the sums are still 0
+      float factor = factors[r];
+      workspace.total[first + r] *= factor;
+      partial.each(first + r, [=](float* out, long) { store(out, load<Vec>(out) * factor); });
     }
   }
 
@@ -278,11 +287,10 @@ class FlashAttention {
   void run(long begin, long end, const Task& next_task, long next_begin) {
     long all_rows = task.all_rows();
     std::fill(partial.out, partial.out + all_rows * partial.padded, 0.f);
-    std::fill(partial.row_max, partial.row_max + all_rows, -INFINITY);
-    std::fill(workspace.negated_max, workspace.negated_max + all_rows, 0.f);
+    std::fill(partial.reference, partial.reference + all_rows, -INFINITY);
+    std::fill(workspace.negated_reference, workspace.negated_reference + all_rows, 0.f);
+    std::fill(workspace.limit, workspace.limit + all_rows, -INFINITY);
     std::fill(workspace.total, workspace.total + all_rows, Vec{});
-    Vec lane_max[LANES];
-    std::fill(lane_max, lane_max + LANES, broadcast(-INFINITY));
     for (long block = begin; block < end; block += KEY_BLOCK) {
       long pages = std::min(BLOCK_PAGES, (end - block + PAGE - 1) / PAGE);
       bool is_last = block + KEY_BLOCK >= end;
@@ -294,16 +302,16 @@ class FlashAttention {
           long first = head * task.rows + task.rows * t / tiles;
           long rows = head * task.rows + task.rows * (t + 1) / tiles - first;
           float* scores = workspace.scores[tiles_scored++ % 2];
-          compute_scores(t, first, rows, pages, scores, lane_max);
+          bool exceeds = compute_scores(t, first, rows, pages, scores);
           sum_values(t);
           if (layout.int8 || is_scaled || !sees_all_keys(first, rows, block))
-            adjust_scores(scores, first, rows, block, lane_max);
-          rescale(lane_max, first, rows);
+            exceeds = adjust_scores(scores, first, rows, block);
+          if (block == begin || exceeds) rescale(scores, first, rows);  // in the first block all rise
           pending = {first,
                      rows,
                      pages,
                      {},
-                     {scores, workspace.negated_max + first, workspace.total + first, workspace.weights, scale}};
+                     {scores, workspace.negated_reference + first, workspace.total + first, workspace.weights, scale}};
           std::copy(values, values + BLOCK_PAGES, pending.values);
           pending.softmax.count = rows * SoftmaxStage::VECTORS;
           pending.softmax.overlapped = layout.int8 ? 0 : pending.softmax.count;

@@ -1,14 +1,17 @@
-// The softmax of attention, block by block: scores become weights 2^(score - the largest score so far), in units of
-// bits: the scale of the scores includes log2(e).
+// The softmax of attention, block by block: scores become weights 2^(score - the row's reference), in units of bits:
+// the scale of the scores includes log2(e). The reference is the largest score of the first block of keys that the row
+// sees, and rises only to a score beyond its limit, which is REFERENCE_SLACK bits more. So weights are at most
+// 2^REFERENCE_SLACK, rows are hardly ever rescaled, and the test for it has no branch that the CPU mispredicts.
 #pragma once
 #include <cmath>
 
 #include "../operands.h"
 
-constexpr long KEY_BLOCK = 128;  // keys between two updates of the largest score
+constexpr long KEY_BLOCK = 128;  // keys between two tests of the references
 constexpr float LOG2E = 1.44269504f;
+constexpr float REFERENCE_SLACK = 8;  // in bits
 
-// 2^x of x <= 0 with a relative error below 3e-6, exactly 1 for 0 and exactly 0 below -127. NaN stays NaN.
+// 2^x of x < 127 with a relative error below 3e-6, exactly 1 for 0 and exactly 0 below -127. NaN stays NaN.
 static inline Vec pow2(Vec x) {
   const Vec round = broadcast(12582912.f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   x = max_of(broadcast(-127.f), x);
@@ -74,31 +77,31 @@ static inline Vec pow2_fast(Vec x) {
 
 static inline Vec scaled(Vec a, Vec b, Vec c) { return fma(a, b, c); }
 #elif defined(__AVX512F__)
-// 2^(i / 16) times 1 and times ln 2, less what adding i << 19 to the bits adds
+// 2^(i / 16), and the slope of the line from there that is closest to 2^x until (i + 1) / 16
 struct alignas(64) PowerTable {
-  uint32_t one[16], slope[16];
+  float start[16], slope[16];
 };
 
 constexpr PowerTable POWERS = {
-    {0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532, 0x3f75fed7, 0x3f75583f, 0x3f7504f3,
-     0x3f7508a4, 0x3f75672a, 0x3f76248c, 0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d},
-    {0x3f317218, 0x3f314d47, 0x3f318182, 0x3f3212b8, 0x3f330509, 0x3f345cc0, 0x3f361e5b, 0x3f384e8a, 0x3f3af233,
-     0x3f3b0739, 0x3f38d44f, 0x3f36e324, 0x3f3536a4, 0x3f33d1d6, 0x3f32b7e9, 0x3f31ec2d}};
+    {1.0f, 1.04427378f, 1.09050773f, 1.13878863f, 1.18920712f, 1.24185781f, 1.29683955f, 1.35425555f, 1.41421356f,
+     1.47682615f, 1.54221083f, 1.61049033f, 1.68179283f, 1.75625216f, 1.83400809f, 1.91520656f},
+    {0.705703683f, 0.736947854f, 0.769575323f, 0.803647333f, 0.839227841f, 0.876383631f, 0.91518445f, 0.955703127f,
+     0.998015719f, 1.04220165f, 1.08834386f, 1.13652896f, 1.18684739f, 1.23939362f, 1.29426626f, 1.35156832f}};
 
-// As pow2, but with a relative error of 2.3e-4, much less than that of rounding to bf16. It has two multiplications,
-// which compete with those of a product, and 13 operations that do not.
+// As pow2, but with a relative error of 1.6e-4, much less than that of rounding to bf16, and 0 below -126. Only one of
+// its operations, the multiplication, competes with those of a product.
 static inline Vec pow2_fast(Vec x) {
-  x = max_of(broadcast(-127.f), x);
-  Vec shifted = x + 786432.f, f = x - (shifted - 786432.f);  // 1.5 * 2^19: leaves sixteenths in the low bits
-  __m512i index = (__m512i)shifted;
-  Bits exponent = (Bits)shifted << 19;
-  Bits one = (Bits)_mm512_permutexvar_epi32(index, _mm512_load_si512(POWERS.one)) + exponent;
-  Bits slope = (Bits)_mm512_permutexvar_epi32(index, _mm512_load_si512(POWERS.slope)) + exponent;
-  slope = (Bits)_mm512_max_epi32((__m512i)slope, __m512i{});  // with an exponent below the least
-  return (Vec)one + (Vec)slope * f;
+  constexpr int DOWN = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+  // 1.5 * 2^19: adding it leaves the whole sixteenths in the low bits
+  __m512i sixteenths = (__m512i)_mm512_add_round_ps((__m512)x, (__m512)broadcast(786432.f), DOWN);
+  Vec start = (Vec)_mm512_permutexvar_epi32(sixteenths, _mm512_load_si512(POWERS.start));
+  Vec slope = (Vec)_mm512_permutexvar_epi32(sixteenths, _mm512_load_si512(POWERS.slope));
+  Vec rest = (Vec)_mm512_reduce_ps((__m512)x, 4 << 4 | _MM_FROUND_TO_NEG_INF);  // of a sixteenth; 0 of infinities
+  __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, (__m512)broadcast(-126.f), _CMP_NLT_UQ);  // NaN, too
+  return (Vec)_mm512_maskz_scalef_ps(normal, (__m512)fma(slope, rest, start), (__m512)x);    // times 2^floor(x)
 }
 
-// a * b + c in two roundings, for the same reason
+// a * b + c in two roundings: so it is 0 of the score that is the reference
 static inline Vec scaled(Vec a, Vec b, Vec c) { return a * b + c; }
 #else
 static inline Vec pow2_fast(Vec x) { return pow2(x); }
@@ -108,30 +111,37 @@ static inline Vec scaled(Vec a, Vec b, Vec c) { return fma(a, b, c); }
 // Turns scores of a tile into weights, one vector after another, as the product after it reads them.
 struct SoftmaxStage {
   static constexpr size_t VECTORS = KEY_BLOCK / LANES;  // of a row
-  const float *scores, *negated_max;                    // [rows][KEY_BLOCK]; [rows], in bits, negated
+  const float *scores, *negated_reference;              // [rows][KEY_BLOCK]; [rows], in bits
   Vec* totals;                                          // [rows]
   Pair* weights;                                        // [rows][KEY_BLOCK] as Operands says
   float scale;                                          // of scores in bits
   size_t at = 0, count = 0;                             // vectors weighed, and all
   size_t overlapped = 0;                                // those that may be weighed before `finish`
+  Vec total = {};                                       // of the row that has been begun
 
-  // The weight of a score, which is added to the total of its row
-  Vec weigh(Vec& total) {
-    Vec weight =
-        pow2_fast(scaled(load<Vec>(scores + at * LANES), broadcast(scale), broadcast(negated_max[at / VECTORS])));
+  // The weights of the next scores, which are added to the total of their row
+  Vec weigh() {
+    Vec power = scaled(load<Vec>(scores + at * LANES), broadcast(scale), broadcast(negated_reference[at / VECTORS]));
+    Vec weight = pow2_fast(power);
     total += weight;
     return weight;
   }
 
   void next() {
-    store_weights(weigh(totals[at / VECTORS]));
-    at++;
+    store_weights(weigh());
+    if (++at % VECTORS == 0) end_row();
+  }
+
+  // Adds the row that ends before `at` to the totals.
+  void end_row() {
+    totals[at / VECTORS - 1] += total;
+    total = Vec{};
   }
 
   // Weighs a whole row, with its constants in registers
   __attribute__((always_inline)) void next_row() {
     size_t row = at / VECTORS;
-    Vec total = totals[row], negated = broadcast(negated_max[row]), factor = broadcast(scale);
+    Vec total = totals[row], negated = broadcast(negated_reference[row]), factor = broadcast(scale);
 #pragma GCC unroll 8
     for (size_t i = 0; i < VECTORS; i++, at++) {
       Vec weight = pow2_fast(scaled(load<Vec>(scores + at * LANES), factor, negated));
@@ -158,13 +168,12 @@ struct SoftmaxStage {
   void finish(const float* value_scales) {
     SoftmaxStage rest = *this;  // a copy, so that it may be in registers
     while (rest.at < rest.count) {
-      size_t row = rest.at / VECTORS;
-      Vec total = totals[row];  // in memory, each vector would wait for the one before
-      for (; rest.at < (row + 1) * VECTORS; rest.at++) {
-        Vec weight = rest.weigh(total);
+      size_t end = (rest.at / VECTORS + 1) * VECTORS;
+      for (; rest.at < end; rest.at++) {
+        Vec weight = rest.weigh();
         rest.store_weights(value_scales ? weight * load<Vec>(value_scales + rest.at % VECTORS * LANES) : weight);
       }
-      totals[row] = total;
+      rest.end_row();
     }
     at = count;
   }

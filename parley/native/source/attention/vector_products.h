@@ -26,13 +26,14 @@ __attribute__((always_inline)) inline void accumulate(Vec (&acc)[ROWS][2], const
   }
 }
 
-// scores [ROWS][KEY_BLOCK] = x [ROWS][pairs] * the keys of `count` column pairs; lane_max [ROWS] = their largest. Where
-// the registers suffice, each step also weighs a vector of the tile before: that uses other units of the CPU than the
-// product does.
+// scores [ROWS][KEY_BLOCK] = x [ROWS][pairs] * the keys of `count` column pairs. Returns whether one exceeds the limit
+// of its row. Where the registers suffice, each step also weighs a vector of the tile before: that uses other units of
+// the CPU than the product does.
 template <int ROWS, int PREFETCHES>
-void score_tile(const Pair* x, long pairs, const ColumnPair* columns, long count, float* scores, Vec* lane_max,
+bool score_tile(const Pair* x, long pairs, const ColumnPair* columns, long count, float* scores, const float* limits,
                 SoftmaxStage& other) {
   SoftmaxStage softmax = other;
+  Vec excess = {};
   for (long s = 0; s < count; s++, scores += PANEL) {
     Vec acc[ROWS][2] = {};
     accumulate<ROWS, PREFETCHES>(acc, x, pairs * Operands<float>::WORDS, columns[s], pairs, PAGE, [&] {
@@ -41,11 +42,11 @@ void score_tile(const Pair* x, long pairs, const ColumnPair* columns, long count
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
       store(scores + r * KEY_BLOCK, acc[r][0]), store(scores + r * KEY_BLOCK + LANES, acc[r][1]);
-      Vec largest = max_of(acc[r][0], acc[r][1]);
-      lane_max[r] = s ? max_of(largest, lane_max[r]) : largest;
+      excess = max_of(max_of(acc[r][0], acc[r][1]) - broadcast(limits[r]), excess);
     }
   }
   other = softmax;
+  return any((Bits)(excess > 0));
 }
 
 // sums [ROWS][PANEL] += weights [ROWS][KEY_BLOCK] * a panel of the values of `count` column pairs
@@ -64,7 +65,7 @@ void sum_tile(const Pair* weights, const ColumnPair* columns, long count, long w
     for (int i = 0; i < 2; i++) store(sums + r * PANEL + i * LANES, acc[r][i]);
 }
 
-using ScoreTile = void (*)(const Pair*, long, const ColumnPair*, long, float*, Vec*, SoftmaxStage&);
+using ScoreTile = bool (*)(const Pair*, long, const ColumnPair*, long, float*, const float*, SoftmaxStage&);
 using SumTile = void (*)(const Pair*, const ColumnPair*, long, long, float*);
 
 // The products for this number of rows, 1 to TILE_ROWS
@@ -92,11 +93,11 @@ class AttentionProducts {
   // `pairs` of a query and of a key; is_single: each block of keys has one tile of rows
   AttentionProducts(long pairs, bool is_single) : pairs(pairs), is_single(is_single) {}
 
-  // scores [rows][KEY_BLOCK] = x [rows][pairs] * the keys of `count` column pairs; lane_max [rows] = their largest.
-  // Meanwhile it does what it can of `softmax`.
-  void score(long rows, const Pair* x, const ColumnPair* columns, long count, float* scores, Vec* lane_max,
+  // scores [rows][KEY_BLOCK] = x [rows][pairs] * the keys of `count` column pairs. Returns whether one exceeds the
+  // limit of its row. Meanwhile it does what it can of `softmax`.
+  bool score(long rows, const Pair* x, const ColumnPair* columns, long count, float* scores, const float* limits,
              SoftmaxStage& softmax) {
-    kernels(rows).score(x, pairs, columns, count, scores, lane_max, softmax);
+    return kernels(rows).score(x, pairs, columns, count, scores, limits, softmax);
   }
 
   // sums [rows][PANEL] += weights [rows][KEY_BLOCK] * a panel of the values of `count` column pairs
