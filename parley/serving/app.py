@@ -16,8 +16,7 @@ from itertools import chain
 from typing import Protocol
 
 from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute, Match, Router
-from starlette.routing import Route as StarletteRoute
+from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from parley.dialects.dialect import Dialect
@@ -51,6 +50,7 @@ from parley.serving.handlers.route_table import PROBE_KINDS, SERVER_HANDLERS, Ro
 from parley.serving.keys.audit_log import AuditLog
 from parley.serving.keys.scopes import check_key_api
 from parley.serving.model_registry import ModelRegistry
+from parley.serving.route_index import RouteIndex
 from parley.serving.server_options import ServerOptions
 from parley.serving.trusted_proxies import TrustedProxies, strip_root_path, without_root_path
 from parley.web.auth import (
@@ -189,26 +189,6 @@ class SharedPathEndpoint:
         await next(claiming, default_endpoint)(scope, receive, send)
 
 
-class FixedPath(BaseRoute):
-    """The route of a path without parameters, which is compared. Starlette's would compile a pattern of each path."""
-
-    def __init__(self, path: str, endpoint: RouteEndpoint | SharedPathEndpoint, method: str):
-        self.path, self.app = path, endpoint
-        self.methods = {"GET", "HEAD"} if method == "GET" else {method}
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Return whether it has the path of a request, and its method as well."""
-        if scope["path"] != self.path:
-            return Match.NONE, {}
-        return Match.FULL if scope["method"] in self.methods else Match.PARTIAL, {"path_params": {}}
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request. Raises HTTPException if the method is another one."""
-        if scope["method"] not in self.methods:
-            raise HTTPException(405)
-        await self.app(scope, receive, send)
-
-
 def _first_unyielding(endpoints: Sequence[RouteEndpoint]) -> RouteEndpoint:
     return next((end for end in endpoints if not end.route.yields_unclaimed), endpoints[0])
 
@@ -278,17 +258,9 @@ class App:
             if route.kind == "page"
         }
         self._page_folders = {path.partition("{")[0]: page for path, page in self._pages.items() if "{" in path}
-        endpoints = sorted(self.route_table.items(), key=lambda entry: "{" in entry[0][1])  # fixed paths come first
-        self._path_router = Router(
-            [
-                StarletteRoute(path, endpoint, methods=[method]) if "{" in path else FixedPath(path, endpoint, method)
-                for (method, path), endpoint in endpoints
-            ],
-            redirect_slashes=False,
-            default=self._answer_unmatched,
-        )
-        # Paths without parameters skip the router, which tries routes one after the other.
-        self._direct_endpoints = {key: endpoint for key, endpoint in endpoints if "{" not in key[1]}
+        self._route_index = RouteIndex(self.route_table.items(), self._answer_unmatched)
+        # Most requests have one of these paths and skip the index.
+        self._direct_endpoints = {key: endpoint for key, endpoint in self.route_table.items() if "{" not in key[1]}
 
     def use_options(self, options: ServerOptions) -> None:
         """Accept the keys of other options from now on."""
@@ -318,7 +290,7 @@ class App:
         """Answer a request. ``authorized``: another server of the cluster has already authorized it."""
         scope = exchange.scope
         scope[EXCHANGE_KEY] = exchange
-        scope["app"] = self  # makes the router raise, instead of answering, if the method does not fit
+        scope["app"] = self  # makes routes raise, instead of answering, if the method does not fit
         try:
             page = self._find_page(scope, exchange.headers)
             if page is not None:
@@ -327,7 +299,7 @@ class App:
                 return
             if not authorized:
                 self._authorize_request(scope, exchange)
-            endpoint = self._direct_endpoints.get((scope["method"], scope["path"]), self._path_router)
+            endpoint = self._direct_endpoints.get((scope["method"], scope["path"]), self._route_index)
             await endpoint(scope, exchange.receive, exchange.raw_send)
         except ClientGone:
             exchange.abort_connection()
@@ -384,9 +356,7 @@ class App:
         have slashes."""
         path: str = scope["path"]
         for known_path in (path, join_name_segments(path, self.registry.served_names)):
-            path_scope = {**scope, "path": known_path}
-            tried = [(route, *route.matches(path_scope)) for route in self._path_router.routes]
-            if matching := [tried_route for tried_route in tried if tried_route[1] is not Match.NONE]:
+            if matching := self._route_index.match_routes({**scope, "path": known_path}):
                 return matching
         return []
 
