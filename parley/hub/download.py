@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import re
 import threading
 from collections.abc import Callable
@@ -40,13 +41,16 @@ def is_hub_name(model: str) -> bool:
 
 
 def find_cached(model: str, *, needs_weights: bool) -> Path | None:
-    """Return the cached folder, or GGUF file, of the hub's ``model``; None if files are missing."""
+    """Return the cached folder, or GGUF file, of the hub's ``model``; None if files are missing, or a download of it
+    has not ended."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     name, arguments = _download_arguments(model, needs_weights)
     try:
         folder = Path(snapshot_download(name, local_files_only=True, **arguments))
+        if _unfinished_mark(model, name).exists():
+            return None
     except (LocalEntryNotFoundError, HFValidationError):
         return None
     gguf = HUB_GGUF_NAME.fullmatch(model.partition("@")[0])
@@ -100,7 +104,11 @@ def download_model(
         if chosen_names:
             arguments["allow_patterns"] = [glob.escape(name) for name in chosen_names]
         meter = TransferMeter(_bytes_to_download(name, arguments), report)
+        mark = _unfinished_mark(model, name)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
         folder = snapshot_download(name, tqdm_class=_progress_bar_class(meter), **arguments)
+        mark.unlink(missing_ok=True)
         meter.set_done(meter.total)  # of equal files one is downloaded
         return Path(folder, *chosen_names[:1])
     except ModelMissing:
@@ -128,6 +136,18 @@ def download_model(
         cause = getattr(error, "strerror", None) or type(error).__name__
         reason = f"the download failed ({cause}); check disk and network, and try again"
     raise ModelMissing(f"{model} cannot be served: {reason}.")
+
+
+def _unfinished_mark(model: str, name: str) -> Path:
+    """Return the file that is in a model's folder of the cache while it is downloaded, and stays if the process is
+    killed. The hub's library knows which files of a repository are missing, but not which of them a model in a GGUF
+    file needs, such as its image encoder.
+    """
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = Path(HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model"))
+    return folder / f".parley-unfinished-{hashlib.sha256(model.encode()).hexdigest()[:16]}"
 
 
 def _choose_on_hub(model: str, name: str, arguments: dict[str, Any], needs_projector: bool) -> list[str]:

@@ -8,10 +8,12 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -220,6 +222,50 @@ def test_a_server_that_is_stopped_does_not_wait_for_its_download(tmp_path, runni
             ended.set()
             server.kill()
             server.communicate()
+
+
+FIND_CACHED = """
+import sys
+from parley.hub.download import find_cached
+print(find_cached(sys.argv[1], needs_weights=True))
+"""
+LAST_FILES = [("owner/ggufs:q8_0", "mmproj-m-Q8_0.gguf"), ("owner/model", "2_Dense/model.safetensors")]
+if os.environ.get("PARLEY_NIGHTLY"):
+    LAST_FILES += [("owner/ggufs:q8_0", "m-Q8_0.gguf"), ("owner/model", "model.safetensors")]
+
+
+@pytest.mark.parametrize(("model", "last_file"), LAST_FILES)
+def test_a_download_that_was_killed_counts_as_none_and_is_completed(tmp_path, running_server, model, last_file):
+    """It is killed in the middle of its last file, when all others are in the cache."""
+    repository = model.partition(":")[0]
+    snapshot = tmp_path / "hub" / f"models--{repository.replace('/', '--')}" / "snapshots" / COMMIT
+    needed = DOWNLOADED_FILES if repository == "owner/model" else ["m-Q8_0.gguf", "mmproj-m-Q8_0.gguf"]
+    others = [snapshot / name for name in needed if name != last_file]
+    environment = hub_environment(tmp_path, running_server.server_port)
+    pull = [sys.executable, "-m", "parley", "pull", model]
+
+    class DeadlyHub(FakeHub):
+        def _send(self, status: int, headers: dict[str, str], data: bytes, size: int) -> None:
+            if not data or not self.path.endswith(f"/{COMMIT}/{last_file}"):
+                return super()._send(status, headers, data, size)
+            end = time.monotonic() + 60
+            while not all(path.exists() for path in others) and time.monotonic() < end:
+                time.sleep(0.01)
+            super()._send(status, headers, data[: size // 2], size)
+            process.kill()
+
+    running_server.RequestHandlerClass = DeadlyHub
+    DeadlyHub.requested_paths = []
+    with subprocess.Popen(pull, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        assert process.wait(120) == -signal.SIGKILL
+    assert all(path.exists() for path in others) and not (snapshot / last_file).exists()
+    assert run_in_process(FIND_CACHED, tmp_path, 9, model, HF_HUB_OFFLINE="1") == "None\n"
+    running_server.RequestHandlerClass = FakeHub
+    resolve_in_process(model, tmp_path, running_server.server_port)
+    contents = FILES if repository == "owner/model" else GGUF_FILES
+    assert {name: (snapshot / name).read_bytes() for name in needed} == {name: contents[name] for name in needed}
+    found = run_in_process(FIND_CACHED, tmp_path, 9, model, HF_HUB_OFFLINE="1").strip()
+    assert Path(found) == (snapshot if repository == "owner/model" else snapshot / "m-Q8_0.gguf")
 
 
 def test_completes_a_cached_model_that_lost_a_file(tmp_path, running_server):
