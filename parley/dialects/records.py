@@ -27,8 +27,9 @@ class TenantRecords(Protocol):
     def are_inlined(self) -> bool:
         """Whether a coordinator keeps them: the body contains those that it refers to (``InlinedRequest``)."""
 
-    def save_record(self, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
-        """Keep a record in place of any other of this name. A part that another record has is this one's from now."""
+    def save_record(self, name: str, data: bytes, parts: Sequence[str] = ()) -> bool:
+        """Keep a record in place of any other of this name. A part that another record has is this one's from now.
+        Return False if it is too large to be kept."""
 
     def update_record(self, name: str, change: RecordChange) -> bool:
         """Replace a record by the result of ``change``; nothing else changes it meanwhile. Return whether the record
@@ -63,8 +64,9 @@ class NoRecords:
     are_kept, are_inlined = False, False
     largest_record = 0
 
-    def save_record(self, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
-        """Do nothing."""
+    def save_record(self, name: str, data: bytes, parts: Sequence[str] = ()) -> bool:
+        """Return False."""
+        return False
 
     def update_record(self, name: str, change: RecordChange) -> bool:
         """Return False."""

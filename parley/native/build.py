@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -47,6 +48,7 @@ X86 = ("x86_64", "AMD64")
 # commands of the script itself are builtins.
 KILLED_AT_END_OF_INPUT = 'exec 3<&0; { read -r _ <&3; kill -9 0; } >/dev/null 2>&1 & exec "$@" 3<&- </dev/null'
 COMPILE_TIMEOUT = 1800  # seconds for one source file: seconds on an idle machine, minutes with sanitizers on a busy one
+BUILD_PREFIX = ".build-"  # of the folders in which libraries are compiled
 PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 _compilers = threading.BoundedSemaphore(PROCESSORS)  # one for each processor, whatever the number of levels
@@ -139,12 +141,13 @@ def _link_objects(objects: list[Path], library: Path) -> Path:
 @contextlib.contextmanager
 def _build_folder(target: Path, is_locked: bool) -> Iterator[Path]:
     """Make the folder of a build's objects. It stays if this process is ended or a compiler takes too long, and the
-    next build continues with it; ``library.py`` removes old ones. Without a lock, each process has one of its own."""
+    next build continues with it; ``remove_unfinished_builds`` removes old ones. Without a lock, each process has one of
+    its own."""
     if not is_locked:
-        with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as scratch:
+        with tempfile.TemporaryDirectory(prefix=BUILD_PREFIX, dir=target.parent) as scratch:
             yield Path(scratch)
         return
-    path = target.parent / f".build-{target.stem}"
+    path = target.parent / f"{BUILD_PREFIX}{target.stem}"
     path.mkdir(mode=0o700, exist_ok=True)
     try:
         yield path
@@ -182,17 +185,58 @@ def _run_compiler(command: list[str]) -> None:
 def _lock_target(target: Path) -> Iterator[bool]:
     """Wait while another process compiles the same library, and return true. On file systems without locks, return
     false: all compile it."""
-    path = target.with_suffix(".lock")
+    path = _lock_path(target)
+    while True:
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                is_locked = True
+            except OSError:
+                is_locked = False
+            # The process that had the lock has removed the file, and another one may hold the lock of a new file.
+            if is_locked and not _is_same_file(file.fileno(), path):
+                continue
+            try:
+                yield is_locked
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _lock_path(target: Path) -> Path:
+    """Return the file that a process locks while it compiles a library."""
+    return target.with_suffix(".lock")
+
+
+def remove_unfinished_builds(folder: Path) -> None:
+    """Remove old folders of processes that were ended while they compiled into ``folder``."""
+    for unfinished in folder.glob(f"{BUILD_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another process removes it, too
+            if time.time() - unfinished.stat().st_mtime > COMPILE_TIMEOUT:
+                _remove_unless_locked(unfinished)
+
+
+def _remove_unless_locked(build_folder: Path) -> None:
+    """Remove the folder of a build unless a process compiles there: it may seem old only because the machine's time was
+    set. Raises OSError."""
+    path = _lock_path(build_folder.parent / f"{build_folder.name.removeprefix(BUILD_PREFIX)}.so")
     with path.open("w") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            is_locked = True
-        except OSError:
-            is_locked = False
-        try:
-            yield is_locked
-        finally:  # others may hold the same file, but they find the library, or try again
+            shutil.rmtree(build_folder)
+        finally:
             path.unlink(missing_ok=True)
+
+
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
 
 
 def install_levels(folder: Path, wanted_levels: Iterable[str]) -> list[Path]:

@@ -12,12 +12,10 @@ import errno
 import functools
 import logging
 import os
-import shutil
 import struct
 import sys
 import tempfile
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -91,7 +89,7 @@ def open_level(level: str) -> ctypes.CDLL:
         log.info("Compiling the kernels for %s. This happens once and takes some seconds.", level)
         is_writable = os.access(build.HERE, os.W_OK)
         path = (build.HERE if is_writable else path.parent) / path.name
-        _remove_unfinished_builds(path.parent)
+        build.remove_unfinished_builds(path.parent)
         if path.exists():
             _replace_damaged(path, level)
         elif is_writable:
@@ -111,17 +109,9 @@ def _request_matrix_registers() -> None:
         raise OSError(code, f"the system does not allow AMX ({os.strerror(code)})")
 
 
-def _remove_unfinished_builds(folder: Path) -> None:
-    """Remove the folders of processes that were ended while they compiled."""
-    for unfinished in folder.glob(".build-*"):
-        with suppress(OSError):  # another process removes it, too
-            if time.time() - unfinished.stat().st_mtime > build.COMPILE_TIMEOUT:
-                shutil.rmtree(unfinished)
-
-
 def _replace_damaged(path: Path, level: str) -> None:
     """Compile the library of a level again if its file is incomplete. Raises BuildError or OSError."""
-    with tempfile.TemporaryDirectory(prefix=".build-", dir=path.parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix=build.BUILD_PREFIX, dir=path.parent) as scratch:
         os.replace(build.compile_level(level, Path(scratch)), path)
 
 

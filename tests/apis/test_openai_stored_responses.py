@@ -90,6 +90,16 @@ async def test_a_full_store_forgets_the_oldest_response(serve):
     assert (answer.status, answer.error["code"]) == (400, "previous_response_not_found")
 
 
+async def test_a_response_that_is_larger_than_the_store_says_that_it_is_not_stored(serve):
+    server = await serve(response_store=3000)
+    assert (await create(server))["store"] is True
+    response = await create(server, input="a" * 4000)
+    assert response["store"] is False and (await server.get(f"/v1/responses/{response['id']}")).status == 404
+    answer = await server.post("/v1/responses", {"input": "a" * 4000, "background": True})
+    assert answer.status == 400 and "larger than the server's store" in answer.error["message"]
+    assert answer.error["param"] == "background" and (await create(server))["store"] is True
+
+
 async def test_ids_tell_nothing_about_other_ids(serve):
     server = await serve()
     ids = [(await create(server, max_output_tokens=1))["id"] for _ in range(20)]
@@ -292,6 +302,7 @@ async def test_an_answer_comes_although_its_store_is_locked(serve, tmp_path, mon
     other.execute("BEGIN IMMEDIATE")
     whole = await create(server)
     assert whole["output"] and whole["store"] is False
+    assert "\nparley:record_faults_total 1\n" in (await server.get("/metrics")).body.decode()
     last = lines(await server.post("/v1/responses", {"input": "Hello", "max_output_tokens": 8, "stream": True}))[-1]
     assert last["response"]["output"] and last["response"]["store"] is False
     for path, members in (("/v1/conversations", {}), ("/v1/responses", {"input": "a", "background": True})):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -104,3 +105,39 @@ def test_progress_says_that_kernels_are_compiled(tmp_path: Path, monkeypatch: py
     with pytest.raises(loader.LoadError):
         loader.load_runner(ParleySettings(model=str(tmp_path)), lambda stage, done: stages.append(stage))
     assert stages[0] == "reading the config"
+
+
+def test_a_build_that_only_seems_old_is_left_to_its_process(tmp_path: Path):
+    """Its folder has an old time, if the machine's time was set meanwhile."""
+    folder = tmp_path / "made"
+    for name in ("kernels-1-generic", "kernels-2-generic"):
+        (folder / f".build-{name}").mkdir(parents=True)
+        os.utime(folder / f".build-{name}", (0, 0))
+    with (folder / "kernels-1-generic.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        build.remove_unfinished_builds(folder)
+        assert sorted(path.name for path in folder.iterdir()) == [".build-kernels-1-generic", "kernels-1-generic.lock"]
+    build.remove_unfinished_builds(folder)
+    assert not [*folder.iterdir()]
+
+
+def test_only_one_process_compiles_after_another_one_failed(tmp_path: Path):
+    """A build that waited, and one that started later, do not write the same objects at the same time."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "first.cpp").write_text("// compiled by a script")
+    shutil.copy(build.__file__, tmp_path)
+    overlap = f"mkdir {tmp_path}/running || echo overlap >> {tmp_path}/overlaps; sleep 1; rmdir {tmp_path}/running"
+    environment = os.environ | {"CXX": write_compiler(tmp_path, f"{overlap}; exit 1")}
+    command = [sys.executable, "-c", "import build; build.compile_level('generic', build.HERE / 'made')"]
+
+    def start_build() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
+
+    first = start_build()
+    wait_for((tmp_path / "running").exists)
+    second = start_build()
+    assert b"the compiler failed" in first.communicate()[1]
+    third = start_build()
+    for process in (second, third):
+        assert b"the compiler failed" in process.communicate()[1]
+    assert not (tmp_path / "overlaps").exists()

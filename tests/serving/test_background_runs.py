@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from parley.serving.records import background
-from parley.serving.records.background import BackgroundRunner, KeptEvents
+from parley.serving.records.background import BackgroundRunner, KeptEvents, tenant_records
 from parley.serving.records.memory_records import MemoryRecordStore
+from parley.serving.records.record_store import RecordStore
 
 
 @pytest.fixture
@@ -48,6 +50,26 @@ async def test_runs_that_ended_first_are_forgotten_first_and_running_ones_never(
     endless.set()
     await running.task
     assert [name for name in ("endless", *"abcd") if runs.find_run("", name)] == []  # it alone is too large
+
+
+async def test_a_request_that_runs_is_not_taken_for_lost_after_the_clock_was_set(tmp_path: Path) -> None:
+    now = 1e9
+    store = RecordStore(1 << 20, 1e6, str(tmp_path / "records.db"), clock=lambda: now)
+    runs = BackgroundRunner(store)
+    records = tenant_records(store, runs, "t")
+    records.save_record("a", b"running")
+    may_end = asyncio.Event()
+
+    async def wait() -> None:
+        await may_end.wait()
+
+    run = runs.start_run("t", "a", KeptEvents(), wait(), is_stream=False)
+    now += 36_000
+    assert records.record_age("a") == 0
+    may_end.set()
+    await run.task
+    assert records.record_age("a") == 36_000
+    store.close()
 
 
 async def test_runs_are_forgotten_after_their_time(runs: BackgroundRunner, monkeypatch: pytest.MonkeyPatch) -> None:

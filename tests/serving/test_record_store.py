@@ -2,6 +2,7 @@
 
 import sqlite3
 import stat
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -72,7 +73,7 @@ def test_the_tenant_with_the_most_loses_its_oldest_records(open_store):
         store.save_record("large", f"r{number}", record)
     assert store.find_record("small", "a") == record
     assert [number for number in range(6) if store.find_record("large", f"r{number}")] == [2, 3, 4, 5]
-    store.save_record("large", "huge", b"x" * 6000)
+    assert store.save_record("large", "last", b"") and not store.save_record("large", "huge", b"x" * 6000)
     assert store.find_record("large", "huge") is None and store.find_record("large", "r5")
 
 
@@ -101,6 +102,38 @@ def test_records_expire_unless_they_are_touched(open_store):
     store.touch_record("t", "b")
     clock.now += 15
     assert (store.find_record("t", "a"), store.find_record("t", "b"), store.record_age("t", "b")) == (None, b"2", 15.0)
+
+
+def test_a_record_that_was_kept_before_the_clock_was_set_back_is_silent(tmp_path):
+    """Its server would have touched it with the new time."""
+    clock = Clock()
+    store = open_file(tmp_path / "records.db", clock=clock)
+    store.save_record("t", "a", b"1")
+    store.save_record("t", "b", b"2")
+    clock.now -= 3600
+    assert store.record_age("t", "a") == 3600.0
+    assert store.claim_record("t", "a", 90.0) and not store.claim_record("t", "a", 90.0)
+    assert (store.record_age("t", "a"), store.find_record("t", "b")) == (0.0, b"2")
+
+
+def test_expired_records_are_removed_after_the_clock_was_set_back(tmp_path):
+    clock = Clock()
+    store = open_file(tmp_path / "records.db", clock=clock)
+    store.save_record("t", "a", b"1")
+    clock.now -= 900
+    store.save_record("t", "b", b"2")
+    clock.now += 70
+    store.save_record("t", "c", b"3")
+    rows = store._database.execute("SELECT name FROM records ORDER BY name").fetchall()
+    assert rows == [("a",), ("c",)]
+
+
+def test_setting_the_time_changes_nothing_in_memory(monkeypatch):
+    store = MemoryRecordStore(1 << 20, 60.0)
+    store.save_record("t", "a", b"1")
+    for seconds in (-36_000.0, 36_000.0):
+        monkeypatch.setattr(time, "time", lambda seconds=seconds: seconds)
+        assert store.find_record("t", "a") == b"1" and 0 <= store.record_age("t", "a") < 60
 
 
 def test_records_with_a_prefix_are_touched_together(open_store):
@@ -170,6 +203,7 @@ def test_a_full_disk_is_logged_once_and_its_end_as_well(tmp_path, caplog):
         with pytest.raises(NotReady, match="disk is full"):
             store.save_record("t", "b", b"x" * 100_000)
         assert store.find_record("t", "a") == b"1"
+    assert store.faults == 3
     store._database.execute("PRAGMA max_page_count = 1000")
     store.save_record("t", "b", b"x" * 100_000)
     store.save_record("t", "c", b"3")

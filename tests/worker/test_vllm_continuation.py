@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import msgspec
@@ -85,6 +86,14 @@ def test_pages_whose_lease_may_have_ended_are_not_fetched(caplog):
     assert read_transfer(TRANSFER) == PARAMS and not caplog.records
     assert read_transfer(write_transfer(PARAMS, 5.0)) is None
     assert "are not used" in caplog.text
+
+
+def test_pages_are_not_fetched_after_the_clock_was_set_back(monkeypatch):
+    """Their lease may have ended, although it has an hour left by the new time."""
+    now, transfer = time.time(), write_transfer(PARAMS, 30.0)
+    for change, found in ((-3600.0, None), (-5.0, PARAMS), (5.0, PARAMS), (3600.0, None)):
+        monkeypatch.setattr("parley.worker.vllm.page_moves.time.time", lambda seconds=change: now + seconds)
+        assert read_transfer(transfer) == found
 
 
 @pytest.mark.parametrize(

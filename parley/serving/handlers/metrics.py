@@ -43,5 +43,11 @@ async def handle_metrics(registry: ModelRegistry, route: Route, exchange: Exchan
         if may_use_model(exchange.tenant, model)
     ]
     responses = {"http": registry.http_responses, "grpc": registry.grpc_responses}
-    page = metrics_page.render_metrics_page(views, responses, registry.http_requests, exchange.dialect)
+    page = metrics_page.render_metrics_page(
+        views,
+        responses,
+        registry.http_requests,
+        exchange.dialect,
+        record_faults=registry.record_store.faults,
+    )
     await exchange.send_response(page.encode(), content_type=metrics_page.METRICS_CONTENT_TYPE)

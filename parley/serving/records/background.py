@@ -203,9 +203,9 @@ class RecordsOfTenant:
     def __init__(self, store: AnyRecordStore, runs: BackgroundRunner, tenant: str):
         self._store, self._runs, self._tenant = store, runs, tenant
 
-    def save_record(self, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
-        """Keep a record."""
-        self._store.save_record(self._tenant, name, data, parts)
+    def save_record(self, name: str, data: bytes, parts: Sequence[str] = ()) -> bool:
+        """Keep a record. Return False if it is too large for the store."""
+        return self._store.save_record(self._tenant, name, data, parts)
 
     def update_record(self, name: str, change: RecordChange) -> bool:
         """Replace a record by the result of ``change``. Return whether the record exists."""
@@ -229,8 +229,10 @@ class RecordsOfTenant:
         return self._store.find_part(self._tenant, part)
 
     def record_age(self, name: str) -> float:
-        """Return the seconds since a record was kept or touched."""
-        return self._store.record_age(self._tenant, name)
+        """Return the seconds since a record was kept or touched; 0 while this process runs the request that writes it,
+        whatever the machine's time says."""
+        run = self._runs.find_run(self._tenant, name)
+        return 0.0 if run is not None and not run.task.done() else self._store.record_age(self._tenant, name)
 
     def delete_record(self, name: str) -> bool:
         """Drop a record."""

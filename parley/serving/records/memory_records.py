@@ -1,6 +1,7 @@
 """The records of all tenants in the memory of one process: dictionaries, which find and store a record in microseconds.
 
-Keeps the same records as ``RecordStore``, which is for a file that outlives the process.
+Keeps the same records as ``RecordStore``, which is for a file that outlives the process. Ages are those of the steady
+clock, so records do not expire because somebody sets the machine's time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class MemoryRecord(msgspec.Struct):
 class MemoryRecordStore:
     """All records. ``size``: bytes at most; 0: nothing is kept. ``lifetime``: seconds."""
 
-    def __init__(self, size: int, lifetime: float, *, clock: Callable[[], float] = time.time):
+    faults = 0  # memory has none
+
+    def __init__(self, size: int, lifetime: float, *, clock: Callable[[], float] = time.monotonic):
         self.size, self.lifetime = size, lifetime
         self._records: dict[RecordKey, MemoryRecord] = {}  # in order of expiry
         self._names: dict[str, dict[str, None]] = {}  # of each tenant's records, oldest first
@@ -39,10 +42,10 @@ class MemoryRecordStore:
         self._clock = clock
         self._lock = threading.Lock()  # bodies are read in threads
 
-    def save_record(self, tenant: str, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
-        """Keep a record, and drop expired and old ones."""
+    def save_record(self, tenant: str, name: str, data: bytes, parts: Sequence[str] = ()) -> bool:
+        """Keep a record, and drop expired and old ones. Return False if it is too large for the store."""
         with self._lock:
-            self._write_record(tenant, name, data, parts)
+            return self._write_record(tenant, name, data, parts)
 
     def update_record(self, tenant: str, name: str, change: RecordChange) -> bool:
         """Replace a record by the result of ``change``. Return whether the record exists."""
@@ -107,10 +110,10 @@ class MemoryRecordStore:
         record = self._records.get((tenant, name))
         return None if record is None or record.kept_at < self._clock() - self.lifetime else record.data
 
-    def _write_record(self, tenant: str, name: str, data: bytes, parts: Sequence[str]) -> None:
+    def _write_record(self, tenant: str, name: str, data: bytes, parts: Sequence[str]) -> bool:
         size = len(data) + RECORD_OVERHEAD + PART_OVERHEAD * len(parts)
         if size > self.size:
-            return
+            return False
         self._drop_record(tenant, name)
         now = self._clock()
         self._records[tenant, name] = MemoryRecord(data, tuple(parts), now, size)
@@ -123,6 +126,7 @@ class MemoryRecordStore:
         while self._total_size > self.size:
             largest = max(self._sizes, key=self._sizes.__getitem__)
             self._drop_record(largest, next(iter(self._names[largest])))
+        return True
 
     def _add_size(self, tenant: str, size: int) -> None:
         self._sizes[tenant] = self._sizes.get(tenant, 0) + size

@@ -1,6 +1,10 @@
 """The records of all tenants in a file: a bounded SQLite database that several servers may share.
 
 When the store is full, the tenant whose records are the largest loses its oldest ones.
+
+Ages are those of the machine's time, as only that outlives processes. It may be set back, which leaves records with
+times to come: a record is as old as its time is far from the present, in either direction, except that only earlier
+ones expire.
 """
 
 from __future__ import annotations
@@ -58,12 +62,12 @@ class RecordStore:
     """All records. ``size``: bytes at most; 0: nothing is kept. ``lifetime``: seconds.
 
     All calls raise NotReady if the file cannot be read or written now: it is locked or damaged, or its disk
-    is full.
+    is full. ``faults``: how often that happened.
     """
 
     def __init__(self, size: int, lifetime: float, file: str, *, clock: Callable[[], float] = time.time):
-        self.size, self.lifetime = size, lifetime
-        self._next_expiry = 0.0
+        self.size, self.lifetime, self.faults = size, lifetime, 0
+        self._last_expiry = float("-inf")  # in the time of the clock
         self._clock = clock
         self._lock = threading.Lock()  # bodies are read in threads
         self._file = Path(file).absolute()
@@ -72,11 +76,12 @@ class RecordStore:
         self._failed_at = float("-inf")
         self._fault = LastingFault("The store of responses can be used again.")
 
-    def save_record(self, tenant: str, name: str, data: bytes, parts: Sequence[str] = ()) -> None:
-        """Keep a record, and drop expired and old ones."""
+    def save_record(self, tenant: str, name: str, data: bytes, parts: Sequence[str] = ()) -> bool:
+        """Keep a record, and drop expired and old ones. Return False if it is too large for the store."""
         with self._use_database():
-            self._write_record(tenant, name, data, parts)
+            is_kept = self._write_record(tenant, name, data, parts)
         self._fault.report_end()  # on a full disk, records are still found
+        return is_kept
 
     def update_record(self, tenant: str, name: str, change: RecordChange) -> bool:
         """Replace a record by the result of ``change``. Return whether the record exists."""
@@ -132,20 +137,20 @@ class RecordStore:
             database.execute(f"UPDATE records SET kept_at = ? {BY_NAME}", (self._clock() - seconds, tenant, name))
 
     def claim_record(self, tenant: str, name: str, seconds: float) -> bool:
-        """Touch a record unless it was touched within the last ``seconds``. Return whether this call touched it: of
-        several processes that claim a record at a time, only one gets True.
+        """Touch a record unless its age is less than ``seconds``. Return whether this call touched it: of several
+        processes that claim a record at a time, only one gets True.
         """
         now = self._clock()
-        values = (now, tenant, name, now - seconds)
+        query = f"UPDATE records SET kept_at = ? {BY_NAME} AND kept_at NOT BETWEEN ? AND ?"
         with self._use_database() as database:
-            return database.execute(f"UPDATE records SET kept_at = ? {BY_NAME} AND kept_at < ?", values).rowcount > 0
+            return database.execute(query, (now, tenant, name, now - seconds, now + seconds)).rowcount > 0
 
     def record_age(self, tenant: str, name: str) -> float:
         """Return the seconds since a record was kept or touched; 0 if there is none."""
         query = "SELECT kept_at FROM records WHERE tenant = ? AND name = ?"
         with self._use_database() as database:
             row = database.execute(query, (tenant, name)).fetchone()
-        return 0.0 if row is None else self._clock() - float(row[0])
+        return 0.0 if row is None else abs(self._clock() - float(row[0]))
 
     def delete_record(self, tenant: str, name: str) -> bool:
         """Drop a record. Return whether there was one."""
@@ -165,6 +170,7 @@ class RecordStore:
                 with self._database as database:
                     yield database
             except sqlite3.DatabaseError as error:
+                self.faults += 1
                 self._failed_at = time.monotonic()
                 self._wait_for_locks(NEXT_LOCK_SECONDS)
                 fault = describe_fault(self._file, error)
@@ -187,10 +193,10 @@ class RecordStore:
         row = self._database.execute(query, (*values, self._clock() - self.lifetime)).fetchone()
         return None if row is None else bytes(row[0])
 
-    def _write_record(self, tenant: str, name: str, data: bytes, parts: Sequence[str]) -> None:
+    def _write_record(self, tenant: str, name: str, data: bytes, parts: Sequence[str]) -> bool:
         size = len(data) + RECORD_OVERHEAD + PART_OVERHEAD * len(parts)
         if size > self.size:
-            return
+            return False
         database, now = self._database, self._clock()
         database.execute("DELETE FROM records WHERE tenant = ? AND name = ?", (tenant, name))
         row = database.execute(
@@ -200,10 +206,11 @@ class RecordStore:
         database.executemany(
             "INSERT OR REPLACE INTO parts VALUES (?, ?, ?)", [(tenant, part, row.lastrowid) for part in parts]
         )
-        if now >= self._next_expiry:
-            self._next_expiry = now + EXPIRY_SECONDS
+        if abs(now - self._last_expiry) >= EXPIRY_SECONDS:
+            self._last_expiry = now
             database.execute("DELETE FROM records WHERE kept_at < ?", (now - self.lifetime,))
         self._make_room()
+        return True
 
     def _make_room(self) -> None:
         """Drop the oldest records of the tenants with the most, until the rest fits."""

@@ -41,11 +41,13 @@ def render_metrics_page(
     responses: Mapping[str, LabelledCounter],
     requests: HttpRequestMetrics,
     dialect: Dialect | None = None,
+    record_faults: int = 0,
 ) -> str:
     """Render the page in the Prometheus text format.
 
     ``views``: one per model, the main model first. ``responses``: responses by status, for each protocol.
     ``requests``: those over HTTP. ``dialect``: the API whose page is requested; it may have a page of its own.
+    ``record_faults``: how often the store of responses could not be used.
     """
     if dialect is not None and dialect.own_metrics is not None:
         return dialect.own_metrics(views)
@@ -54,6 +56,12 @@ def render_metrics_page(
         + _response_counts(responses)
         + requests.render_lines()
         + _parley_metrics(views)
+        + scalar_lines(
+            "counter",
+            "parley:record_faults_total",
+            "Uses of the store of responses that failed.",
+            [("", [("", record_faults)])],
+        )
         + process_lines()
     )
 

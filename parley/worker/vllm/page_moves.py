@@ -4,12 +4,13 @@ The instance that computes a prompt asks its vLLM to keep the pages for another 
 dictionary, ``kv_transfer_params``, that the other vLLM needs to fetch the pages. The pages are kept for a lease, which
 the other vLLM prolongs once it has the request. Pages whose lease has ended must not be read: they may belong to
 another prompt by then, and nothing would show it. So the transfer includes the time when the lease ends, which is
-compared with a margin for clock differences.
+compared with a margin for clock differences. A lease that seems to begin later than now shows that a clock was set.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import Any
 
@@ -24,10 +25,12 @@ NOT_USED = "KV pages of another instance are not used: %s."
 
 
 class PageMove(msgspec.Struct, array_like=True):
-    """``params``: vLLM's dictionary. ``ends_at``: when the lease of the pages ends, in seconds of time.time."""
+    """``params``: vLLM's dictionary. ``ends_at``: when the lease of the pages ends, in seconds of time.time.
+    ``lease_seconds``: how long it lasts; earlier versions do not say."""
 
     params: dict[str, Any]
     ends_at: float
+    lease_seconds: float = math.inf
 
 
 _DECODER = msgspec.msgpack.Decoder(PageMove)
@@ -35,7 +38,7 @@ _DECODER = msgspec.msgpack.Decoder(PageMove)
 
 def write_transfer(params: dict[str, Any], lease_seconds: float) -> bytes:
     """Return the transfer of pages that vLLM keeps from now on."""
-    return msgspec.msgpack.encode(PageMove(params, time.time() + lease_seconds))
+    return msgspec.msgpack.encode(PageMove(params, time.time() + lease_seconds, lease_seconds))
 
 
 def read_transfer(transfer: bytes) -> dict[str, Any] | None:
@@ -43,7 +46,7 @@ def read_transfer(transfer: bytes) -> dict[str, Any] | None:
     if (move := _read_move(transfer)) is None:
         log.warning(NOT_USED, "their description cannot be read")
         return None
-    if (seconds_left := move.ends_at - time.time()) > CLOCK_MARGIN:
+    if CLOCK_MARGIN < (seconds_left := move.ends_at - time.time()) <= move.lease_seconds + CLOCK_MARGIN:
         return move.params
     log.warning(NOT_USED, f"their lease ends in {seconds_left:.1f} s, by this machine's clock")
     return None

@@ -31,7 +31,7 @@ from parley.dialects.openai.responses.response_object import ResponseObject, Res
 from parley.dialects.openai.responses.response_rules import LENIENT, ResponsesRules
 from parley.dialects.reply import Reply
 from parley.dialects.request_context import RequestContext
-from parley.errors import NotReady, ParleyError
+from parley.errors import InvalidValue, NotReady, ParleyError
 from parley.types import ChatPrompt, ChoiceDelta, ChoiceDone, Event, OutputOptions, PromptAccepted, Request, Usage
 
 KEEPALIVE_SECONDS = 15.0
@@ -285,18 +285,24 @@ class ResponsesReply(Reply):
             self._keep_response(self._object.snapshot("in_progress"))
 
     def _keep_response(self, response: dict[str, Any]) -> None:
-        """Keep the response, and add one that has ended to its conversation. If the store fails, output that is there
-        is answered nevertheless, as not stored. Raises NotReady before that."""
+        """Keep the response, and add one that has ended to its conversation. If the store fails, or the response is too
+        large for it, output that is there is answered nevertheless, as not stored. Raises NotReady, Invalid before
+        that."""
         records = self._context.records
         if not self._storage.is_stored or records.are_inlined:
             return
         record = stored.StoredResponse(response, self._input.all_items)
         try:
-            stored.keep_response(self._context, record, self._input.new_items, self._storage.conversation)
+            is_kept = stored.keep_response(self._context, record, self._input.new_items, self._storage.conversation)
         except NotReady:
             if response["status"] == "queued":
                 raise
-            response["store"] = False
+            is_kept = False
+        if is_kept:
+            return
+        if response["status"] == "queued":
+            raise InvalidValue("The response would be larger than the server's store of responses.", field="background")
+        response["store"] = False
 
     def _final_object(self, usage: Usage) -> dict[str, Any]:
         """End the output, and return the response as it stays."""

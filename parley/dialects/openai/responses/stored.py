@@ -51,10 +51,11 @@ class StoredResponse(msgspec.Struct):
         """Whether it has not ended."""
         return self.response["status"] in RUNNING
 
-    def keep(self, records: TenantRecords, new_items: Sequence[Item]) -> None:
-        """Keep the record; its own items, ``new_items`` and the output, are found by their ids."""
+    def keep(self, records: TenantRecords, new_items: Sequence[Item]) -> bool:
+        """Keep the record; its own items, ``new_items`` and the output, are found by their ids. Return False if it is
+        too large to be kept."""
         parts = part_names([*new_items, *self.response["output"]])
-        records.save_record(self.response["id"], encode_json(self), parts)
+        return records.save_record(self.response["id"], encode_json(self), parts)
 
 
 class StoredConversation(msgspec.Struct):
@@ -101,11 +102,13 @@ def earlier_items(context: RequestContext, storage: StorageMembers) -> list[Item
 
 def keep_response(
     context: RequestContext, record: StoredResponse, new_items: Sequence[Item], conversation: str | None
-) -> None:
-    """Keep a response, and add one that has ended to its conversation. Raises NotReady."""
-    record.keep(context.records, new_items)
+) -> bool:
+    """Keep a response, and add one that has ended to its conversation. Return whether the response is kept; one that is
+    too large is not. Raises NotReady."""
+    is_kept = record.keep(context.records, new_items)
     if conversation is not None and not record.is_running:
         add_to_conversation(context, conversation, [*new_items, *record.response["output"]])
+    return is_kept
 
 
 def load_previous(context: RequestContext, response_id: str) -> list[Item]:
