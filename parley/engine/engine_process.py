@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parley.child_process import python_command
+from parley.control_groups import count_memory_kills
 
 ENGINE_COMMAND = python_command("-m", "parley.worker.process")  # the command that runs parley's own engine
 EARLY = "early"  # an argument: the settings come later, so libraries are imported before
@@ -20,10 +21,12 @@ EARLY = "early"  # an argument: the settings come later, so libraries are import
 
 @dataclass(frozen=True)
 class EngineProcess:
-    """A process, and this side's end of the socket to it."""
+    """A process, and this side's end of the socket to it. ``memory_kills``: the result of ``count_memory_kills`` before
+    it started."""
 
     process: subprocess.Popen[bytes]
     own_end: socket.socket
+    memory_kills: int | None
 
     def discard(self) -> None:
         """End the process, unless it has ended."""
@@ -37,6 +40,7 @@ def start_engine_process(command: Sequence[str], *, owns_group: bool = False) ->
 
     ``owns_group``: the process leads a process group of its own. Raises OSError.
     """
+    memory_kills = count_memory_kills()
     own_end, engine_end = socket.socketpair()
     try:
         process = subprocess.Popen(
@@ -50,7 +54,7 @@ def start_engine_process(command: Sequence[str], *, owns_group: bool = False) ->
         raise
     finally:
         engine_end.close()
-    return EngineProcess(process, own_end)
+    return EngineProcess(process, own_end, memory_kills)
 
 
 def start_early_process() -> EngineProcess | None:

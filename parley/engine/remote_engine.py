@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from parley import control_groups, wire
+from parley import wire
 from parley.engine.engine_process import ENGINE_COMMAND, EngineProcess, start_engine_process
 from parley.engine.messages import (
     EngineFatal,
@@ -116,8 +116,7 @@ class RemoteEngine(MessagePageTransfer):
             started = started or start_engine_process(self._command, owns_group=self._owns_group)
         except OSError as error:
             raise EngineFailed(f"The engine process could not be started: {error.strerror}.") from error
-        self._memory_kills = control_groups.count_memory_kills()
-        self._process = started.process
+        self._process, self._memory_kills = started.process, started.memory_kills
         reader, self._writer = await asyncio.open_connection(sock=started.own_end)
         self._writer.write(wire.encode_frame(self.settings))
         return reader

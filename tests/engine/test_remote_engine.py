@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest_asyncio
 from support.restarts import becomes_ready_again
 from support.tiny_models import write_model
 
+from parley import control_groups
 from parley.engine.engine_process import start_early_process
 from parley.engine.messages import StepOutputs
 from parley.engine.output_stream import OutputStream
@@ -132,6 +134,24 @@ async def test_early_process_is_used_first_and_replaced_when_it_dies(folder):
     finally:
         await engine.close()
     early.discard()  # it has ended long ago
+
+
+async def test_end_of_an_early_process_before_its_settings_is_explained(folder):
+    """The kernel kills it while it imports libraries, if the control group allows too little memory for those."""
+    kills = control_groups.count_memory_kills()
+    early = start_early_process()
+    assert early is not None
+    if kills is None:
+        pytest.skip("this system does not count kills for lack of memory")
+    early = replace(early, memory_kills=kills - 1)  # as if the one that follows were the kernel's
+    early.process.kill()
+    engine = RemoteEngine(ParleySettings(model=str(folder)), early_process=early)
+    try:
+        await engine.start()
+        with pytest.raises(EngineFailed, match="was killed by the kernel because memory ran out"):
+            await engine.wait_until_ready()
+    finally:
+        await engine.close()
 
 
 async def test_process_that_was_started_early_ends_with_the_server(folder):
