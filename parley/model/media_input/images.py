@@ -52,10 +52,10 @@ def decode_image(data: bytes, max_pixels: int) -> Image.Image:
     if name is None:
         raise UnusableMedia(f"is in no format that is read here: {FORMATS}", "unknown_format")
     try:
+        if name == "JPEG":
+            _check_scans(data)  # Pillow reads all segments of the header, and keeps them, to know the size
         with Image.open(BytesIO(data), formats=[name]) as image:
             _check_pixels(image.size, max_pixels)
-            if name == "JPEG":
-                _check_scans(data)
             image.load()
             _check_pixels(image.size, max_pixels)  # a frame of a GIF may be larger than its header says
             return _convert_to_rgb(_turn_upright(image))

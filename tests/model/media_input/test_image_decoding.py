@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 from support.media_files import IMAGE_FILES, image_array, image_file, png_header
 
+from parley.model.media_input import images
 from parley.model.media_input.images import decode_image, shrink_image
 from parley.model.media_input.unusable import UnusableMedia
 
@@ -29,6 +30,36 @@ def test_reads_each_format(name: str):
     assert decoded.shape == (30, 40, 3)
     if name not in ("JPEG", "GIF"):  # which lose something
         assert np.array_equal(decoded, image_array())
+
+
+COMMENT = b"\xff\xfe\0\2"  # a segment of a JPEG file without content
+
+
+@pytest.mark.parametrize("place", [2, -2])  # before everything else, and behind the last scan
+def test_reads_a_jpeg_file_with_as_many_segments_as_are_allowed(place: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(images, "MAX_SEGMENTS", 1000)
+    data = IMAGE_FILES["JPEG"]
+    own_segments = next(count for count in range(1, 100) if _is_refused(data, place, 1000 - count) is False)
+    assert own_segments < 20 and _is_refused(data, place, 1000 - own_segments + 1)
+    assert _is_refused(data + COMMENT * 1000, place, 0) is False  # what follows the image is not read
+
+
+def _is_refused(data: bytes, place: int, comments: int) -> bool:
+    """Whether a file with comments at one place has too many segments; otherwise it has to be read as without them."""
+    commented = data[:place] + COMMENT * comments + data[place:]
+    try:
+        decoded = decode(commented)
+    except UnusableMedia as error:
+        assert error.reason == "too_slow" and "1000 segments" in error.predicate
+        return True
+    assert np.array_equal(decoded, decode(data))
+    return False
+
+
+def test_segments_are_counted_before_pillow_reads_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Image, "open", None)
+    data = IMAGE_FILES["JPEG"]
+    assert refusal(data[:2] + COMMENT * (images.MAX_SEGMENTS + 1) + data[2:]).reason == "too_slow"
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 1), (1, 3), (300, 1), (1, 300)])
