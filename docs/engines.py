@@ -162,6 +162,8 @@ DIFFERENCES = """
 * **Embeddings in place of media** are refused.
 * **If a version of vLLM has another internal interface**, parley uses the public one and logs a warning. The public one
   takes more processor time, has no banned tokens, and does not report the use of the KV cache.
+* **The first request for log-probabilities** after a start is slow on CPUs, and requests next to it wait: vLLM then
+  compiles a function that ranks tokens.
 * `--exact` (GPUs only) asks vLLM for its batch-invariant kernels.
 
 With a running vLLM server, there are more differences:

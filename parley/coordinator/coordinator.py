@@ -365,7 +365,7 @@ def run_coordinator(
             banner.print_failure(f"{error}.")
             return 1
         except (BadRecordFile, BadUsageFile) as error:
-            banner.print_line(f"parley: {error}")
+            banner.print_failure(str(error))
             return 1
 
 

@@ -20,8 +20,9 @@ LINE_SECONDS = 10.0  # seconds between two progress lines where no bar can be dr
 CLEAR_LINE = "\r\x1b[K"
 
 
-def print_line(text: str) -> None:
-    """Print a line and flush it, in place of a progress bar if one is drawn. Errors of a closed pipe are ignored.
+def print_line(text: str, *, is_error: bool = False) -> None:
+    """Print a line and flush it, in place of a progress bar if one is drawn; an error goes to standard error. Errors of
+    a closed pipe are ignored.
 
     If log lines are JSON, the text becomes log lines too, so that a log collector gets everything that is printed.
     """
@@ -33,15 +34,15 @@ def print_line(text: str) -> None:
         if _shows_progress():
             sys.stderr.write(CLEAR_LINE)
             sys.stderr.flush()
-        print(text, flush=True)
+        print(text, file=sys.stderr if is_error else sys.stdout, flush=True)
 
 
 def print_failure(reason: str) -> None:
-    """Print why the server does not start."""
+    """Print to standard error why the server does not start."""
     if logs_json():
         log.error(reason)
     else:
-        print_line(f"parley: {reason}")
+        print_line(f"parley: {reason}", is_error=True)
 
 
 def local_url(host: str, port: int, encrypted: bool = False) -> str:

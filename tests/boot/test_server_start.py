@@ -231,7 +231,7 @@ async def test_server_exits_when_its_engine_is_lost(folder, monkeypatch, capsys)
     server.engine.crash_engine("The engine process was killed by SIGKILL.")
     assert b"SIGKILL" in await connection.ended()
     assert await running == 1
-    assert "SIGKILL" in capsys.readouterr().out.splitlines()[-1]
+    assert "SIGKILL" in capsys.readouterr().err.splitlines()[-1]
 
 
 TAKEN_PORT = (

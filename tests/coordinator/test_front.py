@@ -402,7 +402,7 @@ async def test_start_message_says_who_may_see_the_cluster(capsys, port, host, ke
 @pytest.mark.parametrize("keys", [{"host": "0.0.0.0"}, {"management_host": "10.255.0.1"}, {"host": "::"}])
 def test_coordinator_refuses_a_management_port_that_is_open_to_strangers(capsys, keys):
     assert run_coordinator(CoordinatorOptions(**keys)) == 1
-    (line,) = capsys.readouterr().out.splitlines()
+    (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("parley: the management port takes the list of instances at ")
     assert line.endswith(
         "Set secret, or [tls] clients, or cluster_network, or management_host to an address of this machine alone."
