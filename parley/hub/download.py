@@ -105,10 +105,12 @@ def download_model(
             arguments["allow_patterns"] = [glob.escape(name) for name in chosen_names]
         meter = TransferMeter(_bytes_to_download(name, arguments), report)
         mark = _unfinished_mark(model, name)
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
+        if meter.total:  # otherwise the cache is complete, and may be read-only
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
         folder = snapshot_download(name, tqdm_class=_progress_bar_class(meter), **arguments)
-        mark.unlink(missing_ok=True)
+        if mark.exists():
+            mark.unlink()
         meter.set_done(meter.total)  # of equal files one is downloaded
         return Path(folder, *chosen_names[:1])
     except ModelMissing:
