@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -119,6 +121,21 @@ def test_packed_cache_with_damaged_bytes_is_rebuilt(folder, pack_calls, caplog, 
     path.write_bytes(damaged)
     assert torch.equal(first, logits_and_info(folder, quantization="int8")[0]) and len(pack_calls) == 2
     assert "damaged" in caplog.text and path.stat().st_size == len(whole)
+
+
+def test_files_of_killed_processes_are_removed(folder):
+    (folder / ".parley").mkdir()
+    abandoned, written = (folder / ".parley" / f"unfinished-{name}" for name in ("abandoned", "written"))
+    abandoned.write_bytes(b"a part of the weights")
+    script = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, 2); print(flush=True); input()"
+    command = [sys.executable, "-c", script, str(written)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        writer.stdout.readline()
+        logits_and_info(folder)
+        assert not abandoned.exists() and written.exists() and len(cached_files(folder)) == 1
+        writer.kill()
+    logits_and_info(folder, quantization="int8")
+    assert not written.exists() and len(cached_files(folder)) == 2
 
 
 def test_packed_cache_of_another_user_is_ignored(folder, pack_calls, tmp_path):

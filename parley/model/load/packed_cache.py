@@ -9,6 +9,7 @@ disk has damaged; such weights are packed again. This module does not know the p
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import logging
@@ -33,6 +34,7 @@ from parley.version import __version__
 log = logging.getLogger("parley.engine")
 
 CACHE_FOLDER = ".parley"  # within the model folder
+UNFINISHED_PREFIX = "unfinished-"  # of a file that a process writes
 DIGESTS_FILE = "contents.json"  # for each checkpoint file: size, mtime, inode and digest when it was last read
 PACKED_KINDS = {
     f"{kind.__module__}.{kind.__name__}": kind
@@ -90,12 +92,14 @@ class PackedWeightCache:
         scratch = None
         try:
             self.folder.mkdir(exist_ok=True)
-            handle, scratch = tempfile.mkstemp(dir=self.folder)
-            os.close(handle)
-            save_file(tensors, scratch, {"structure": structure, "digest": _text_digest(structure)})
-            with open(scratch, "rb") as file:
+            _remove_unfinished_files(self.folder)
+            handle, scratch = tempfile.mkstemp(prefix=UNFINISHED_PREFIX, dir=self.folder)
+            with os.fdopen(handle, "rb") as file:
+                with suppress(OSError):  # a file system without locks
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                save_file(tensors, scratch, {"structure": structure, "digest": _text_digest(structure)})
                 os.fsync(file.fileno())
-            os.replace(scratch, self.path)
+                os.replace(scratch, self.path)
             for other in self.folder.glob(f"packed-{self._settings_key}-*.safetensors"):
                 if other != self.path:
                     other.unlink(missing_ok=True)
@@ -119,6 +123,15 @@ def open_packed_cache(folder: Path, files: Sequence[Path], settings_key: str) ->
     except OSError as error:
         log.warning("Packed weights are not kept: %s.", error)
         return None
+
+
+def _remove_unfinished_files(folder: Path) -> None:
+    """Remove the files of processes that were killed while they wrote weights, which are as large as the model. The
+    lock of a process that writes ends with it."""
+    for path in folder.glob(f"{UNFINISHED_PREFIX}*"):
+        with suppress(OSError), path.open("rb") as file:  # on a file system without locks, nothing is removed
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 def _user_secret() -> bytes:
