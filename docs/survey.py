@@ -235,6 +235,13 @@ TOOL_CHANGES: list[dict[str, Any]] = [
 ]
 # Those that every surface reads: strict ones refuse sealed reasoning and added tools.
 STRICT_ITEMS = [item for item in RESPONSE_ITEMS if item.get("type") not in ("reasoning", "additional_tools")]
+TOOL_EDIT = {
+    "type": "clear_tool_uses_20250919",
+    "trigger": {"type": "input_tokens", "value": 9},
+    "keep": {"type": "tool_uses", "value": 9},
+    "clear_at_least": {"type": "input_tokens", "value": 9},
+    "exclude_tools": ["f"],
+}
 SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "input": [RESPONSE_ITEMS, STRICT_ITEMS, CLIENT_ITEMS, [{"type": "item_reference", "id": "m"}]],
     "text": [{"format": {"type": "json_schema", "name": "n", "schema": {}}}],
@@ -269,6 +276,9 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "output_format": [{"type": "json_schema", "schema": {}}],
     "cache_control": [{"type": "ephemeral", "ttl": "5m"}],
     "context_management": [
+        {"edits": [TOOL_EDIT | {"clear_tool_inputs": ["f"]}]},
+        {"edits": [TOOL_EDIT | {"clear_tool_inputs": True}]},
+        {"edits": [{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}]},
         {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         {"edits": [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 9999}}]},
     ],

@@ -42,7 +42,8 @@ class TokenizeRequest:
 @dataclass(frozen=True, slots=True)
 class TokenizeResult:
     """The tokens of a prompt. ``spans``: start and end of each token in ``text``, in characters; equal for a token
-    that is not part of the text. ``further_results``: those of further prompts."""
+    that is not part of the text. ``further_results``: those of further prompts. ``original_tokens``: how many there
+    would be without the prompt's edits, if it has some."""
 
     token_ids: list[int]
     pieces: list[str] | None
@@ -50,6 +51,7 @@ class TokenizeResult:
     text: str = ""
     spans: Sequence[tuple[int, int]] = ()
     further_results: Sequence[TokenizeResult] = ()
+    original_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from parley.serving.logprob_limits import (
 from parley.serving.media.request_media import check_prompt_is_whole, media_by_prompt
 from parley.serving.served_model import ServedModel
 from parley.serving.workers.grammar_workers import GRAMMAR_WORKERS
+from parley.text.context_edits import prepare_edited
 from parley.text.oldest_turns import fit_chat
 from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.prompt_size import exceeds_size, text_characters
@@ -240,15 +241,20 @@ def _prepare_prompt(
     """Tokenize a prompt, and compute how many tokens may follow it. Raises BadRequest."""
     context_length, max_prompt = _context_length(model.model_info, request), model.options.max_prompt
     keeps_tokens = request.on_overflow in ("head", "tail")
-    prepared = model.text_pipeline.prepare_prompt(
-        prompt,
-        context_length if not keeps_tokens or items else None,  # with truncation there is no limit to enforce early
-        request.max_prompt_tokens,
-        request.kept_side,
+    prepare = partial(
+        model.text_pipeline.prepare_prompt,
+        max_prompt_tokens=request.max_prompt_tokens,
+        kept_side=request.kept_side,
         counted_tokens=request.counted_tokens,
         pooling=request.pooling,
-        media=items,
     )
+    if isinstance(prompt, ChatPrompt) and prompt.edits:
+        # Before its edits it may be of any length.
+        edited = prepare_edited(prompt, items, lambda chat, kept_items: prepare(chat, media=kept_items))
+        prepared = replace(edited.prepared, applied_edits=edited.applied)
+    else:
+        early_limit = context_length if not keeps_tokens or items else None  # with truncation there is none
+        prepared = prepare(prompt, early_limit, media=items)
     if items:
         check_prompt_is_whole(request, len(prepared.token_ids))
     if max_prompt is not None or keeps_tokens:

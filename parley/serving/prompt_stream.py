@@ -82,7 +82,8 @@ class PromptStream:
         """Return the events that are delivered before any output."""
         output_options = self._request.output_options
         text = self._tokenizer.decode(engine_request.token_ids, False) if output_options.prompt_text else None
-        events: list[Event] = [PromptAccepted(self.prompt_number, engine_request.token_ids, engine_request.seed, text)]
+        token_ids, seed = engine_request.token_ids, engine_request.seed
+        events: list[Event] = [PromptAccepted(self.prompt_number, token_ids, seed, text, self._prepared.applied_edits)]
         if output_options.echo and not self._awaits_scores:
             events.append(self._scores_event(None))
         return events

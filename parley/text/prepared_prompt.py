@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from parley.text.parsing.calls import RequestTools
 from parley.text.parsing.markup import UNMARKED, Markup
 from parley.text.tokens.prediction import PredictedTokens
-from parley.types import MediaItem
+from parley.types import AppliedEdit, MediaItem
 
 
 @dataclass(slots=True)
@@ -21,6 +21,7 @@ class PreparedPrompt:
     * ``predicted``: the client's predicted output.
     * ``media``: the items whose embeddings take the place of tokens.
     * ``second_text_start``: as in ``EngineRequest``.
+    * ``applied_edits``: those that changed the conversation.
     """
 
     token_ids: list[int]
@@ -31,3 +32,4 @@ class PreparedPrompt:
     predicted: PredictedTokens | None = None
     media: list[MediaItem] = field(default_factory=list)
     second_text_start: int = 0
+    applied_edits: list[AppliedEdit] = field(default_factory=list)

@@ -1,6 +1,7 @@
 """The neutral model: the data structures that the parts of parley exchange. Read the files in this order:
 
-1. ``request.py``: a request, as a dialect reads it from a body; ``grammar.py``: constraints on an answer.
+1. ``request.py``: a request, as a dialect reads it from a body; ``grammar.py``: constraints on an answer;
+   ``context_edits.py``: what may leave a conversation that is long.
 2. ``media.py``: images, videos and audio in a prompt.
 3. ``events.py``: the events that make up an answer; a dialect writes them as bytes.
 4. ``engine.py``: the engine's side, token ids in and token ids out, without HTTP or text.
@@ -11,6 +12,7 @@ The package holds data only. It imports neither torch nor any other part of parl
 
 from __future__ import annotations
 
+from parley.types.context_edits import AppliedEdit, ClearReasoning, ClearToolUses, ContextEdit
 from parley.types.engine import (
     ALL_ENGINE_FEATURES,
     ALL_MODEL_ABILITIES,
@@ -119,6 +121,7 @@ __all__ = [
     "NO_TENANT",
     "PING_NUMBER",
     "TOKEN_TASKS",
+    "AppliedEdit",
     "Arena",
     "AttachedSettings",
     "BeamOptions",
@@ -127,6 +130,9 @@ __all__ = [
     "ChatPrompt",
     "ChoiceDelta",
     "ChoiceDone",
+    "ClearReasoning",
+    "ClearToolUses",
+    "ContextEdit",
     "DeltaPart",
     "EmbeddingRun",
     "EncodedMedia",

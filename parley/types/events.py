@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from parley.types.context_edits import AppliedEdit
 from parley.types.engine import TokenCost
 from parley.types.media import MediaKind
 
@@ -51,13 +52,15 @@ class Usage(msgspec.Struct):
 class PromptAccepted(msgspec.Struct):
     """Prompt number ``prompt`` was tokenized, fits, and was submitted to the engine. Choice k draws with ``seed`` + k.
 
-    ``text``: the text of these tokens, if the request asked for it.
+    ``text``: the text of these tokens, if the request asked for it. ``applied_edits``: those of its edits that changed
+    the conversation.
     """
 
     prompt: int
     token_ids: list[int]
     seed: int = 0
     text: str | None = None
+    applied_edits: list[AppliedEdit] = []
 
 
 class PromptScored(msgspec.Struct):

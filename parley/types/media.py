@@ -78,10 +78,14 @@ class Media(msgspec.Struct, frozen=True):
 
 
 class PlacedMedia(msgspec.Struct, frozen=True):
-    """An item within a text: it stands before the character at ``position``, after earlier items at that position."""
+    """An item within a text: it stands before the character at ``position``, after earlier items at that position.
+
+    ``tool_call_id``: the call whose result it belongs to, if it stands in a message after that result.
+    """
 
     position: int
     media: Media
+    tool_call_id: str | None = None
 
 
 class FeatureFile(msgspec.Struct, array_like=True, frozen=True):

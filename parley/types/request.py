@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from parley.types.context_edits import ContextEdit
 from parley.types.grammar import Grammar
 from parley.types.media import PlacedMedia
 
@@ -80,6 +81,7 @@ class ChatPrompt(msgspec.Struct, frozen=True):
       is not used.
     * ``rendered_ids``: the tokens of the conversation from a server that has rendered it; the messages are not rendered
       again.
+    * ``edits``: what leaves the conversation, in this order, if it is long.
     """
 
     messages: list[Message]
@@ -98,6 +100,7 @@ class ChatPrompt(msgspec.Struct, frozen=True):
     preceding_ids: list[int] = []
     rendered: bool = False
     rendered_ids: list[int] = []
+    edits: list[ContextEdit] = []
 
 
 class TextPair(msgspec.Struct, frozen=True):

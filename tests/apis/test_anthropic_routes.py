@@ -94,3 +94,54 @@ async def test_anthropic_cuts_the_answer_to_the_room_in_the_context(serve):
     usage = answer.json["usage"]
     assert usage["input_tokens"] + usage["output_tokens"] == 4096
     assert answer.json["stop_reason"] == "model_context_window_exceeded"
+
+
+def tool_talk(uses: int, words: int = 30) -> list[dict]:
+    """Return a conversation with this many calls and their results."""
+    turns: list[dict] = [{"role": "user", "content": "Go"}]
+    for number in range(uses):
+        call = {"type": "tool_use", "id": f"toolu_{number}", "name": "f", "input": {"a": "long " * words}}
+        result = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": "word " * words}
+        turns += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    return turns
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_old_tool_results_leave_the_context(serve, stream):
+    prompts: list[list[int]] = []
+    server = await serve(reply=lambda work, index: prompts.append(work.token_ids) or [70])
+    body = {"model": "tiny", "tools": [{"name": "f", "input_schema": {}}]}
+    most = (await post(server, "/v1/messages/count_tokens", body | {"messages": tool_talk(2)})).json["input_tokens"]
+    edit = {
+        "type": "clear_tool_uses_20250919",
+        "trigger": {"type": "input_tokens", "value": most},
+        "keep": {"type": "tool_uses", "value": 1},
+        "clear_tool_inputs": True,
+    }
+    for uses, cleared in ((2, 0), (4, 3), (60, 59)):  # the last conversation is too long for the model
+        body["messages"] = tool_talk(uses)
+        managed = body | {"context_management": {"edits": [edit]}}
+        plain_count = (await post(server, "/v1/messages/count_tokens", body)).json["input_tokens"]
+        count = (await post(server, "/v1/messages/count_tokens", managed)).json
+        assert count["context_management"] == {"original_input_tokens": plain_count}
+        answer = await post(server, "/v1/messages", managed | {"max_tokens": 4, "stream": stream})
+        assert answer.status == 200, answer.body
+        frames = answer.body.decode().split("\n\n")
+        delta = (
+            next(f for f in frames if f.startswith("event: message_delta")).split("data: ")[1]
+            if stream
+            else answer.body
+        )
+        end = json.loads(delta)
+        assert end["usage"]["input_tokens"] == count["input_tokens"] == len(prompts[-1])
+        applied = {
+            "type": "clear_tool_uses_20250919",
+            "cleared_tool_uses": cleared,
+            "cleared_input_tokens": plain_count - count["input_tokens"],
+        }
+        assert end["context_management"] == {"applied_edits": [applied] if cleared else []}
+        prompt = (await server.post("/detokenize", {"tokens": prompts[-1]})).json["prompt"]
+        assert prompt.count("Old tool result cleared") == cleared
+        assert prompt.count("word " * 30) == uses - cleared
+    refused = await post(server, "/v1/messages", body | {"max_tokens": 4})
+    assert refused.error["message"].startswith("prompt is too long")

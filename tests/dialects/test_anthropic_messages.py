@@ -26,7 +26,17 @@ from parley.errors import (
     Unauthorized,
     UnknownModel,
 )
-from parley.types import ChoiceDelta, ChoiceDone, FinishReason, PromptAccepted, ToolCallDelta, Usage
+from parley.types import (
+    AppliedEdit,
+    ChoiceDelta,
+    ChoiceDone,
+    ClearReasoning,
+    ClearToolUses,
+    FinishReason,
+    PromptAccepted,
+    ToolCallDelta,
+    Usage,
+)
 
 SEAL = ReasoningSeal("secret")
 VERSION = {b"anthropic-version": b"2023-06-01"}
@@ -321,6 +331,27 @@ def test_anthropic_reports_no_edits_of_the_context():
     )
 
 
+def test_anthropic_reports_the_edits_that_cleared_something():
+    members = {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}
+    applied = [
+        AppliedEdit(ClearReasoning(1), 3, 15000),
+        AppliedEdit(ClearToolUses("tokens", 100_000, 3), 8, 50000),
+    ]
+    events = [PromptAccepted(0, [1] * 12, applied_edits=applied), ChoiceDelta(0, "a"), done()]
+    written = (
+        b'"context_management":{"applied_edits":[{"type":"clear_thinking_20251015","cleared_thinking_turns":3,'
+        b'"cleared_input_tokens":15000},{"type":"clear_tool_uses_20250919","cleared_tool_uses":8,'
+        b'"cleared_input_tokens":50000}]}}'
+    )
+    reply = read(**members)
+    reply.add_events(events)
+    assert reply.render_body(USAGE).endswith(b'"inference_geo":"not_available"},' + written)
+    reply = read(stream=True, **members)
+    streamed = reply.render_chunk(events) + reply.finish_stream(USAGE)
+    assert b'"output_tokens":5},' + written + b"\n\nevent: message_stop" in streamed
+    assert b"context_management" not in streamed.partition(b"event: message_delta")[0]
+
+
 # -- errors
 
 ERRORS: list[tuple[ParleyError, int, str, str]] = [
@@ -388,6 +419,8 @@ def test_anthropic_counts_tokens_of_the_same_prompt():
     assert json.loads(managed.writer(TokenizeResult([1, 2, 3], None, 9))) == {
         "input_tokens": 3, "context_management": {"original_input_tokens": 3}
     }  # fmt: skip
+    edited = TokenizeResult([1, 2, 3], None, 9, original_tokens=70000)
+    assert managed.writer(edited) == b'{"input_tokens":3,"context_management":{"original_input_tokens":70000}}'
     with pytest.raises(BadRequest, match="Extra inputs are not permitted"):
         messages.read_count(
             STRICT_ANTHROPIC_RULES, json.dumps({"model": "m", "messages": TURNS, "max_tokens": 5}).encode(), CONTEXT
@@ -405,13 +438,13 @@ def list_models(query: bytes = b"") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("members", "abilities", "supported"),
     [
-        ({}, {"chat"}, {"batch", "structured_outputs"}),
+        ({}, {"chat"}, {"batch", "context_management", "structured_outputs"}),
         (
             {"media_kinds": {"image"}},
             {"chat", "thinking"},
-            {"batch", "structured_outputs", "image_input", "thinking", "effort"},
+            {"batch", "context_management", "structured_outputs", "image_input", "thinking", "effort"},
         ),
-        ({"features": frozenset()}, {"chat"}, {"batch"}),
+        ({"features": frozenset()}, {"chat"}, {"batch", "context_management"}),
         ({}, set(), set()),
         ({"generates": False}, {"chat"}, set()),
     ],
@@ -451,13 +484,15 @@ def test_anthropic_lists_capabilities_of_loaded_models():
     first, second, third = (model["capabilities"] for model in page)
     flat = {name: support["supported"] for name, support in first.items()}
     assert [name for name, supported in flat.items() if supported] == [
-        "batch", "effort", "image_input", "structured_outputs", "thinking",
+        "batch", "context_management", "effort", "image_input", "structured_outputs", "thinking",
     ]  # fmt: skip
     assert {level for level, support in first["effort"].items() if support == {"supported": True}} == {
         "low", "medium", "high", "xhigh", "max",
     }  # fmt: skip
     assert all(support == {"supported": True} for support in first["thinking"]["types"].values())
-    assert [name for name, support in second.items() if support["supported"]] == ["batch", "structured_outputs"]
+    assert [name for name, support in second.items() if support["supported"]] == [
+        "batch", "context_management", "structured_outputs",
+    ]  # fmt: skip
     types = second["thinking"]["types"]
     assert {name for name, support in types.items() if support["supported"]} == {"disabled", "between_tools"}
     assert not any(support["supported"] for support in third.values())

@@ -11,7 +11,19 @@ from parley.dialects.anthropic.error_answers import anthropic_error_sentence
 from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.dialects.request_context import RequestContext
 from parley.errors import BadRequest, Unsupported
-from parley.types import ChatPrompt, EncodedMedia, Media, MediaAddress, Message, PlacedMedia, Request, ToolCall
+from parley.types import (
+    ChatPrompt,
+    ClearReasoning,
+    ClearToolUses,
+    ContextEdit,
+    EncodedMedia,
+    Media,
+    MediaAddress,
+    Message,
+    PlacedMedia,
+    Request,
+    ToolCall,
+)
 
 SEAL = ReasoningSeal("secret")
 VERSION = {b"anthropic-version": b"2023-06-01"}
@@ -330,15 +342,81 @@ def test_anthropic_reads_the_form_of_the_answer():
     assert refusal(output_config={"format": {"type": "json_schema"}}) == "output_config.format.schema: Field required"
 
 
-def test_anthropic_accepts_edits_that_change_nothing():
-    nothing = {"type": "clear_thinking_20251015", "keep": "all"}
-    far = {"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 5000}}
-    read(context_management={"edits": [nothing, far, {"type": "compact_20260112"}]})
-    for edit in ({"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 50}},
-                 {"type": "clear_tool_uses_20250919", "trigger": {"type": "tool_uses", "value": 5000}},
-                 {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}):  # fmt: skip
-        sentence = refusal(context_management={"edits": [edit]})
-        assert sentence == f"context_management.edits.0.type: '{edit['type']}' is not supported by this server"
+def edits(*given: dict[str, Any], **members: Any) -> list[ContextEdit]:
+    return chat(context_management={"edits": list(given)}, **members).edits
+
+
+TOOL_EDIT = {"type": "clear_tool_uses_20250919"}
+THINKING_EDIT = {"type": "clear_thinking_20251015"}
+
+
+def test_anthropic_reads_edits_of_the_context():
+    assert edits() == chat(context_management=None).edits == chat(context_management={}).edits == []
+    assert edits(TOOL_EDIT) == [ClearToolUses("tokens", 100_000, 3)]
+    options = {
+        "trigger": {"type": "tool_uses", "value": 7},
+        "keep": {"type": "tool_uses", "value": 0},
+        "clear_at_least": {"type": "input_tokens", "value": 500},
+        "exclude_tools": ["f", "g"],
+    }
+    assert edits(TOOL_EDIT | options | {"clear_tool_inputs": True}, TOOL_EDIT | {"clear_tool_inputs": ["g"]}) == [
+        ClearToolUses("tool_uses", 7, 0, 500, ["f", "g"], True),
+        ClearToolUses("tokens", 100_000, 3, cleared_inputs=["g"]),
+    ]
+    nulls = dict.fromkeys(("clear_at_least", "exclude_tools", "clear_tool_inputs"))
+    far = {"trigger": {"type": "input_tokens", "value": 5000}}
+    assert edits(TOOL_EDIT | nulls | far) == [ClearToolUses("tokens", 5000, 3)]
+    assert edits(THINKING_EDIT) == [ClearReasoning(1)]
+    assert edits(THINKING_EDIT | {"keep": {"type": "thinking_turns", "value": 4}}) == [ClearReasoning(4)]
+    assert edits(THINKING_EDIT | {"keep": "all"}) == edits(THINKING_EDIT | {"keep": {"type": "all"}}) == []
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        ({}, "0.type: Field required"),
+        ({"type": "x"}, "0.type: Input should be 'clear_thinking_20251015' or 'clear_tool_uses_20250919' or "
+                        "'compact_20260112', but got 'x'"),
+        (TOOL_EDIT | {"trigger": {"value": 1}}, "0.trigger.type: Field required"),
+        (TOOL_EDIT | {"trigger": {"type": "input_tokens"}}, "0.trigger.value: Field required"),
+        (TOOL_EDIT | {"trigger": {"type": "turns", "value": 1}},
+         "0.trigger.type: Input should be 'input_tokens' or 'tool_uses', but got 'turns'"),
+        (TOOL_EDIT | {"trigger": {"type": "tool_uses", "value": 0}},
+         "0.trigger.value: Input should be greater than or equal to 1 and less than or equal to 2147483647, but got 0"),
+        (TOOL_EDIT | {"keep": {"type": "tool_uses", "value": "1"}},
+         "0.keep.value: Input should be a valid integer, but got a string"),
+        (TOOL_EDIT | {"keep": "all"}, "0.keep: Input should be a valid dictionary, but got a string"),
+        (TOOL_EDIT | {"exclude_tools": "f"}, "0.exclude_tools: Input should be a valid list, but got a string"),
+        (TOOL_EDIT | {"clear_tool_inputs": 1},
+         "0.clear_tool_inputs: Input should be a valid boolean, but got an integer"),
+        (THINKING_EDIT | {"keep": {"type": "thinking_turns", "value": 0}},
+         "0.keep.value: Input should be greater than or equal to 1 and less than or equal to 2147483647, but got 0"),
+    ],
+)  # fmt: skip
+def test_anthropic_refuses_wrong_edits(edit: dict[str, Any], sentence: str):
+    for rules in (LENIENT_ANTHROPIC_RULES, STRICT_ANTHROPIC_RULES):
+        members = {"context_management": {"edits": [edit]}, "thinking": {"type": "adaptive"}}
+        assert refusal(rules, **members) == f"context_management.edits.{sentence}"
+
+
+def test_anthropic_strict_has_the_rules_of_the_original_for_edits():
+    thinking = {"type": "adaptive"}
+    for given, members, sentence in (
+        ([TOOL_EDIT, THINKING_EDIT], {"thinking": thinking},
+         "context_management.edits: `clear_thinking_20251015` must be the first edit"),
+        ([THINKING_EDIT], {}, "`clear_thinking_20251015` strategy requires `thinking` to be enabled or adaptive"),
+        ([TOOL_EDIT | {"x": 1}], {},
+         "context_management.edits.0.clear_tool_uses_20250919.x: Extra inputs are not permitted"),
+    ):  # fmt: skip
+        assert refusal(STRICT_ANTHROPIC_RULES, context_management={"edits": given}, **members) == sentence
+        chat(context_management={"edits": given}, **members)
+    chat(STRICT_ANTHROPIC_RULES, context_management={"edits": [THINKING_EDIT, TOOL_EDIT]}, thinking=thinking)
+
+
+def test_anthropic_tells_images_of_results_from_those_of_the_user():
+    result = RESULT | {"content": [IMAGE]}
+    after = turns(user("a"), assistant(USE), user(text("and?"), result, IMAGE), context=SEES)[-1]
+    assert [(placed.position, placed.tool_call_id) for placed in after.media] == [(0, "toolu_1"), (4, None)]
 
 
 @pytest.mark.parametrize("name", ["container", "mcp_servers", "compaction", "thread"])

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.media_answers import image_data_url
+from support.http_client import RunningServer
+from support.media_answers import image_base64, image_data_url
 from support.multimodal_models import IS_NIGHT, multimodal_folder
-from support.prefill_decode_pair import assert_same_answer
+from support.prefill_decode_pair import ServerPair, assert_same_answer, post_json
 
 from parley.types import ParleySettings
 
@@ -57,4 +58,39 @@ async def test_separated_stages_answer_about_images_like_one_server(alike) -> No
     ]
     for body in bodies:
         await assert_same_answer(single_server, pair, "/v1/chat/completions", body)
+    await check_cleared_results(single_server, pair)
     await pair.wait_until_idle()
+
+
+async def check_cleared_results(single_server: RunningServer, pair: ServerPair) -> None:
+    """Both stages clear the same results of tools, with their images, and the token count is that of the request."""
+    turns: list[dict[str, Any]] = [{"role": "user", "content": "look"}]
+    for number in range(3):
+        data = image_base64(number)
+        source = {"type": "base64", "media_type": "image/png", "data": data}
+        content = [{"type": "text", "text": "seen " * 20}, {"type": "image", "source": source}]
+        turns += [
+            {"role": "assistant", "content": [{"type": "tool_use", "id": f"t{number}", "name": "f", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"t{number}", "content": content}]},
+        ]
+    edit = {
+        "type": "clear_tool_uses_20250919",
+        "trigger": {"type": "tool_uses", "value": 1},
+        "keep": {"type": "tool_uses", "value": 1},
+    }
+    body = {"model": "tiny", "messages": turns, "context_management": {"edits": [edit]}}
+    count_path = "/v1/messages/count_tokens"
+    count = (await post_json(single_server, count_path, json.dumps(body).encode())).json
+    del body["context_management"]
+    plain_count = (await post_json(single_server, count_path, json.dumps(body).encode())).json["input_tokens"]
+    assert count["context_management"] == {"original_input_tokens": plain_count}
+    body |= {"context_management": {"edits": [edit]}, "max_tokens": 10, "temperature": 0, "ignore_eos": True}
+    for stream in (False, True):
+        sent = json.dumps(body | {"stream": stream}).encode()
+        await assert_same_answer(single_server, pair, "/v1/messages", sent)
+    answer = (await post_json(single_server, "/v1/messages", json.dumps(body).encode())).json
+    counts = ("input_tokens", "cache_read_input_tokens")
+    assert sum(answer["usage"][name] for name in counts) == count["input_tokens"]
+    (applied,) = answer["context_management"]["applied_edits"]
+    assert applied["cleared_tool_uses"] == 2
+    assert applied["cleared_input_tokens"] == plain_count - count["input_tokens"]

@@ -401,6 +401,22 @@ anthropic_turns = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "system"]) | scalars},
     optional={"content": client_texts | st.lists(anthropic_blocks | scalars, max_size=3) | json_values},
 )
+edit_amounts = json_values | st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["input_tokens", "tool_uses", "thinking_turns", "all"]),
+        "value": st.integers(0, 9) | scalars,
+    }
+)
+context_edits = scalars | st.fixed_dictionaries(
+    {"type": st.sampled_from(["clear_tool_uses_20250919", "clear_thinking_20251015", "compact_20260112"]) | scalars},
+    optional={
+        "trigger": edit_amounts,
+        "keep": edit_amounts | st.just("all"),
+        "clear_at_least": edit_amounts,
+        "exclude_tools": json_values,
+        "clear_tool_inputs": json_values,
+    },
+)
 anthropic_bodies = st.builds(
     lambda base, body: base | body,
     st.sampled_from([{}, {"model": "tiny", "max_tokens": 3, "messages": HELLO_CHAT["messages"]}]),
@@ -414,7 +430,7 @@ anthropic_bodies = st.builds(
             "thinking": json_values | st.just({"type": "adaptive"}) | st.just({"type": "enabled", "budget_tokens": 9}),
             "output_config": json_values
             | st.builds(lambda schema: {"format": {"type": "json_schema", "schema": schema}}, schemas),
-            "context_management": json_values,
+            "context_management": json_values | st.fixed_dictionaries({"edits": st.lists(context_edits, max_size=3)}),
             "metadata": json_values,
             "stop_sequences": json_values,
             "stream": scalars,

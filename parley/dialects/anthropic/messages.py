@@ -15,6 +15,7 @@ from parley.dialects.anthropic.answer import PING_EVENT, BlockList, BlockStream,
 from parley.dialects.anthropic.api_headers import VERSION_HEADER
 from parley.dialects.anthropic.api_rules import AnthropicRules
 from parley.dialects.anthropic.blocks import BlockReader
+from parley.dialects.anthropic.context_management import applied_edits_object, read_context_edits
 from parley.dialects.anthropic.error_answers import anthropic_error_object
 from parley.dialects.anthropic.options import CREATE_MEMBERS, MAX_TOKENS, SHARED_MEMBERS, OutputForm, Thinking
 from parley.dialects.anthropic.refusal_wording import ANTHROPIC_WORDING, check_member_names
@@ -28,7 +29,17 @@ from parley.dialects.reply import Reply
 from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import named_event
 from parley.errors import InvalidValue, ParleyError
-from parley.types import ChatPrompt, ChoiceDelta, ChoiceDone, Event, Message, PromptAccepted, Request, Usage
+from parley.types import (
+    AppliedEdit,
+    ChatPrompt,
+    ChoiceDelta,
+    ChoiceDone,
+    Event,
+    Message,
+    PromptAccepted,
+    Request,
+    Usage,
+)
 
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 ID_LENGTH = 22  # characters of base 58 that hold 128 bits
@@ -69,7 +80,8 @@ class MessageBody:
         self.toolset_members = tools.toolset_members
         self.thinking: Thinking = options.read_thinking(body, rules, max_tokens, forced_call=tools.choice == "required")
         self.form: OutputForm = options.read_output_form(body, rules)
-        options.check_other_members(body, blocks, context)
+        options.check_other_members(body, blocks)
+        edits = read_context_edits(body, rules, context.context_length, thinks=self.thinking.enabled)
         self.cache_ttl = blocks.cache_ttl
         self.model = _required_model(body)
         continues = _continues_last(turns, rules, thinks=self.thinking.enabled)
@@ -85,6 +97,7 @@ class MessageBody:
             options={} if rules.strict else read_template_options(body),
             add_generation_prompt=not continues,
             continue_final=continues,
+            edits=edits,
         )
 
 
@@ -136,9 +149,10 @@ def write_count(result: TokenizeResult) -> bytes:
 
 
 def write_managed_count(result: TokenizeResult) -> bytes:
-    """Return the number of a prompt's tokens, and that before edits of the context, which never change anything."""
-    count = len(result.token_ids)
-    return encode_json({"input_tokens": count, "context_management": {"original_input_tokens": count}})
+    """Return the number of a prompt's tokens, and that before edits of the context."""
+    count, original = len(result.token_ids), result.original_tokens
+    original_count = {"original_input_tokens": count if original is None else original}
+    return encode_json({"input_tokens": count, "context_management": original_count})
 
 
 def seal_thinking(context: RequestContext, text: str) -> str:
@@ -162,6 +176,7 @@ class MessagesReply(Reply):
         self._reasons = message.thinking.enabled
         self._model = message.model  # as the client wrote it
         self._manages_context = body.has_value("context_management")
+        self._applied_edits: Sequence[AppliedEdit] = ()
         self.request = self.build_request(body, message, max_tokens)
         self._block_stream, self._block_list = self.make_blocks(message)
         self._done: ChoiceDone | None = None
@@ -199,6 +214,7 @@ class MessagesReply(Reply):
                 case ChoiceDelta():
                     parts.append(self._block_stream.write_delta(event))
                 case PromptAccepted():
+                    self._applied_edits = event.applied_edits
                     parts.append(self.message_start(len(event.token_ids)))
                 case ChoiceDone():
                     self._done = event
@@ -238,6 +254,8 @@ class MessagesReply(Reply):
             match event:
                 case ChoiceDelta():
                     self._block_list.add_delta(event)
+                case PromptAccepted():
+                    self._applied_edits = event.applied_edits
                 case ChoiceDone():
                     self._done = event
 
@@ -279,5 +297,5 @@ class MessagesReply(Reply):
         return ("tool_use" if called else "end_turn"), None
 
     def _context_member(self) -> dict[str, Any]:
-        """Return the edits of the context, always none, if the request asked for some."""
-        return {"context_management": {"applied_edits": []}} if self._manages_context else {}
+        """Return the edits of the context that changed something, if the request has some."""
+        return {"context_management": applied_edits_object(self._applied_edits)} if self._manages_context else {}

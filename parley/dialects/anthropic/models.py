@@ -9,7 +9,8 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from parley.dialects.anthropic.options import CLEAR_THINKING, EFFORTS, THINKING_TYPES
+from parley.dialects.anthropic.context_management import CLEAR_THINKING, CLEAR_TOOL_USES, COMPACT
+from parley.dialects.anthropic.options import EFFORTS, THINKING_TYPES
 from parley.dialects.anthropic.refusal_wording import ANTHROPIC_WORDING
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.json_answer import encode_json, json_answer
@@ -20,7 +21,6 @@ from parley.dialects.route import ModelList, QuerySchemas
 from parley.errors import UnknownModel, excerpt
 from parley.types import ModelInfo
 
-CONTEXT_STRATEGIES = (CLEAR_THINKING, "clear_tool_uses_20250919", "compact_20260112")
 DEFAULT_PAGE, MAX_PAGE = 20, 1000  # items in a page
 PAGE_QUERY: QuerySchemas = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE},
@@ -94,8 +94,8 @@ def _model_object(card: ModelCard) -> dict[str, Any]:
 
 
 def _capability_object(card: ModelCard, info: ModelInfo) -> dict[str, Any]:
-    """Return the capabilities of a model, with every member of the original's list. Context editing, PDF documents and
-    hosted tools are never supported. Clients such as Home Assistant offer only the options that are listed."""
+    """Return the capabilities of a model, with every member of the original's list. PDF documents and hosted tools are
+    never supported. Clients such as Home Assistant offer only the options that are listed."""
     writes = info.generates and "chat" in card.abilities
     thinks = writes and "thinking" in card.abilities
     thinking_types = {name: _support_object(_takes_thinking(name, thinks)) for name in THINKING_TYPES}
@@ -103,7 +103,12 @@ def _capability_object(card: ModelCard, info: ModelInfo) -> dict[str, Any]:
         "batch": _support_object(writes),
         "citations": _support_object(False),
         "code_execution": _support_object(False),
-        "context_management": _support_object(False, *CONTEXT_STRATEGIES),
+        "context_management": {
+            "supported": writes,
+            CLEAR_THINKING: _support_object(thinks),
+            CLEAR_TOOL_USES: _support_object(writes and "tools" in card.abilities),
+            COMPACT: _support_object(False),
+        },
         "effort": _support_object(thinks, *EFFORTS),
         "image_input": _support_object(writes and "image" in info.media_kinds),
         "pdf_input": _support_object(False),

@@ -14,7 +14,6 @@ from parley.dialects.anthropic.error_answers import UNSUPPORTED_THREAD
 from parley.dialects.anthropic.refusal_wording import check_member_names, dotted_path, unsupported_value_error
 from parley.dialects.fields import Fields
 from parley.dialects.output_constraints import read_json_schema
-from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKEN_ID
 from parley.errors import InvalidValue, Unsupported
 from parley.types import Grammar, SamplingOptions, StopConditions
@@ -28,8 +27,6 @@ THINKING_DISPLAYS = ("summarized", "omitted", "updates")  # updates: Claude Code
 THINKING_MEMBERS = {"type", "budget_tokens", "display"}
 OUTPUT_MEMBERS = {"effort", "format", "task_budget"}
 FORMAT_MEMBERS = {"type", "schema"}
-EDIT_TRIGGERS = {"clear_tool_uses_20250919": 100_000, "compact_20260112": 150_000}  # default numbers of tokens
-CLEAR_THINKING = "clear_thinking_20251015"
 FORCED_THINKING = "Thinking may not be enabled when tool_choice forces tool use."
 SHARED_MEMBERS = {  # of the body, also where only tokens are counted
     "model", "messages", "system", "tools", "tool_choice", "thinking", "output_config", "output_format",
@@ -171,7 +168,7 @@ OTHER_MEMBERS: dict[str, Callable[[Fields, str], Any]] = {
 }
 
 
-def check_other_members(body: Fields, blocks: BlockReader, context: RequestContext) -> None:
+def check_other_members(body: Fields, blocks: BlockReader) -> None:
     """Check the members that do nothing here, and refuse those that would change the answer. Raises BadRequest."""
     rules = blocks.rules
     for name in body.present_names(OTHER_MEMBERS):
@@ -183,27 +180,3 @@ def check_other_members(body: Fields, blocks: BlockReader, context: RequestConte
     if metadata is not None:
         check_member_names(metadata, {"user_id"}, rules)
         metadata.string("user_id", None, cap=MAX_USER_ID if rules.strict else None)
-    management = body.object("context_management")
-    if management is not None:
-        _check_context_management(management, rules, context.context_length)
-
-
-def _check_context_management(management: Fields, rules: AnthropicRules, context_length: int) -> None:
-    """Accept edits that would change nothing: to clear no thinking, or beyond the context. Raises BadRequest."""
-    for edit in management.objects("edits", cap=16):
-        kind = edit.string("type", None, allowed=(CLEAR_THINKING, *EDIT_TRIGGERS))
-        if kind is None:
-            raise edit.missing_member("type")
-        if kind == CLEAR_THINKING and edit.raw_value("keep") == "all":
-            continue
-        if rules.strict or kind == CLEAR_THINKING or _trigger_of(edit, kind) < context_length:
-            raise unsupported_value_error(edit, "type", kind)
-
-
-def _trigger_of(edit: Fields, kind: str) -> int:
-    """Return the number of tokens that triggers an edit; 0 for triggers of other kinds."""
-    trigger = edit.object("trigger")
-    if trigger is None:
-        return EDIT_TRIGGERS[kind]
-    is_tokens = trigger.string("type", "", cap=256) == "input_tokens"
-    return trigger.integer("value", 0, 0, MAX_TOKENS) if is_tokens else 0

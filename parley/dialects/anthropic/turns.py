@@ -19,7 +19,7 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.media import check_media_counts, interleave_parts
 from parley.dialects.request_context import RequestContext
 from parley.errors import InvalidValue
-from parley.types import Media, MediaKind, Message, ToolCall
+from parley.types import Media, MediaKind, Message, PlacedMedia, ToolCall
 
 MAX_MESSAGES = 100_000
 ROLES = ("user", "assistant", "system")
@@ -126,24 +126,25 @@ class TurnReader:
         """Return the results of calls, then the rest. Images of results come with the rest: not every template shows
         them in a result."""
         results: list[Message] = []
-        images: Parts = []
+        images: list[PlacedMedia] = []
         parts: Parts = []
         for block in blocks_of(items):
             if isinstance(block, str):
                 parts.append(block)
             elif self.blocks.read_block_type(block) == "tool_result":
-                result, media = self._read_tool_result(block)
+                result, result_images = self._read_tool_result(block)
                 results.append(result)
-                images += media
+                images += result_images
             else:
                 parts += self.blocks.read_block(block)
-        content = interleave_parts([*images, *(part for part in parts if part != "")], JOINT)
-        if results and not content.text and not content.media:
+        content = interleave_parts(filter(None, parts), JOINT)
+        media = [*images, *content.media]
+        if results and not content.text and not media:
             return results
-        return [*results, Message("user", content.text, media=content.media)]
+        return [*results, Message("user", content.text, media=media)]
 
-    def _read_tool_result(self, block: Fields) -> tuple[Message, Parts]:
-        """Return the result of a call, and its images."""
+    def _read_tool_result(self, block: Fields) -> tuple[Message, list[PlacedMedia]]:
+        """Return the result of a call, and its images for the start of the message after it."""
         check_member_names(block, RESULT_MEMBERS, self._rules, "tool_result")
         self.blocks.read_cache_control(block)
         use_id = block.string("tool_use_id", None, cap=256)
@@ -152,7 +153,8 @@ class TurnReader:
         parts = self.blocks.read_parts(block, "content", in_result=True)
         text = JOINT.join(part for part in parts if isinstance(part, str))
         prefix = ERROR_PREFIX if block.boolean("is_error", False) else ""
-        return Message("tool", prefix + text, tool_call_id=use_id), [part for part in parts if isinstance(part, Media)]
+        images = [PlacedMedia(0, part, use_id) for part in parts if isinstance(part, Media)]
+        return Message("tool", prefix + text, tool_call_id=use_id), images
 
     def _read_system_message(self, item: Fields) -> Iterator[str]:
         for block in blocks_of([item]):

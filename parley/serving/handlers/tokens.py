@@ -20,6 +20,8 @@ from parley.serving.media.request_media import prompt_media
 from parley.serving.model_registry import ModelRegistry
 from parley.serving.request_reader import request_context
 from parley.serving.served_model import ServedModel
+from parley.text.context_edits import prepare_edited
+from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import ChatPrompt, ProcessedMedia, Prompt, TextPrompt
 from parley.web.exchange import Exchange
@@ -102,9 +104,16 @@ def _tokenize_prompt(
     pipeline, context_length = model.text_pipeline, model.model_info.max_model_len
     if tokenize_request.pooling is not None and isinstance(prompt, TextPrompt):
         prompt = pipeline.apply_embedding_prompt(prompt, tokenize_request.pooling)
-    text, token_ids, spans = pipeline.tokenize_prompt(
-        prompt, tokenize_request.with_spans, max(MAX_TOKENS_COUNTED, 2 * context_length), media
-    )
+    most_tokens = max(MAX_TOKENS_COUNTED, 2 * context_length)
+    if isinstance(prompt, ChatPrompt) and prompt.edits:
+
+        def prepare(chat: ChatPrompt, kept_media: Sequence[ProcessedMedia]) -> PreparedPrompt:
+            return PreparedPrompt(pipeline.tokenize_prompt(chat, False, most_tokens, kept_media)[1])
+
+        edited = prepare_edited(prompt, media, prepare)
+        token_ids = edited.prepared.token_ids
+        return TokenizeResult(token_ids, None, context_length, original_tokens=edited.original_tokens)
+    text, token_ids, spans = pipeline.tokenize_prompt(prompt, tokenize_request.with_spans, most_tokens, media)
     if tokenize_request.last_tokens is not None:
         first = max(0, len(token_ids) - tokenize_request.last_tokens)
         token_ids, spans = token_ids[first:], spans[first:]

@@ -1,0 +1,140 @@
+"""Applies the edits that a conversation carries, before the model reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from parley.text.prepared_prompt import PreparedPrompt
+from parley.types import (
+    AppliedEdit,
+    ChatPrompt,
+    ClearReasoning,
+    ClearToolUses,
+    Message,
+    PlacedMedia,
+    ProcessedMedia,
+)
+
+# Stands in place of a result, so that the model knows that there was one.
+CLEARED_RESULT = "[Old tool result cleared]"
+NO_ARGUMENTS = "{}"
+
+PrepareChat = Callable[[ChatPrompt, Sequence[ProcessedMedia]], PreparedPrompt]
+
+
+class EditedPrompt(NamedTuple):
+    """A prompt after its edits. ``original_tokens``: what it had before them."""
+
+    prepared: PreparedPrompt
+    original_tokens: int
+    applied: list[AppliedEdit]
+
+
+class ToolUse(NamedTuple):
+    """A call and its result, by their positions: messages, and the call within its message."""
+
+    name: str
+    message: int
+    call: int
+    result: int
+
+
+def prepare_edited(chat: ChatPrompt, media: Sequence[ProcessedMedia], prepare: PrepareChat) -> EditedPrompt:
+    """Apply the edits of a conversation in their order, each to the result of those before it.
+
+    ``prepare`` tokenizes a conversation with its media. It is called once, and again for each edit that has something
+    to clear, so that the numbers of tokens are those that the model reads.
+    """
+    item_of = {id(placed): item for placed, item in zip(_placed_media(chat), media, strict=True)}
+
+    def prepare_version(messages: list[Message]) -> PreparedPrompt:
+        version = replace(chat, messages=messages, edits=[])
+        return prepare(version, [item_of[id(placed)] for placed in _placed_media(version)])
+
+    messages, prepared, applied = chat.messages, prepare_version(chat.messages), []
+    original_tokens = len(prepared.token_ids)
+    for edit in chat.edits:
+        tokens = len(prepared.token_ids)
+        if isinstance(edit, ClearReasoning):
+            edited_messages, cleared, least = *clear_reasoning(messages, edit), 0
+        else:
+            edited_messages, cleared, least = *clear_tool_uses(messages, edit, tokens), edit.min_cleared_tokens
+        if not cleared:
+            continue
+        edited = prepare_version(edited_messages)
+        cleared_tokens = tokens - len(edited.token_ids)
+        if cleared_tokens >= least:
+            messages, prepared = edited_messages, edited
+            applied.append(AppliedEdit(edit, cleared, max(0, cleared_tokens)))
+    return EditedPrompt(prepared, original_tokens, applied)
+
+
+def clear_tool_uses(messages: list[Message], edit: ClearToolUses, tokens: int) -> tuple[list[Message], int]:
+    """Return the messages after the edit, and how many calls it cleared. ``tokens``: of the prompt before it."""
+    uses = find_tool_uses(messages)
+    if (tokens if edit.trigger == "tokens" else len(uses)) <= edit.threshold:
+        return messages, 0
+    old_uses = uses[: max(0, len(uses) - edit.kept_uses)]
+    cleared_uses = [use for use in old_uses if use.name not in edit.excluded_tools]
+    edited = list(messages)
+    for use in cleared_uses:
+        edited[use.result] = replace(messages[use.result], content=CLEARED_RESULT, media=[])
+        if edit.cleared_inputs is True or (edit.cleared_inputs and use.name in edit.cleared_inputs):
+            calls = list(edited[use.message].tool_calls)
+            calls[use.call] = replace(calls[use.call], arguments=NO_ARGUMENTS)
+            edited[use.message] = replace(edited[use.message], tool_calls=calls)
+    return list(_without_result_media(edited, {use.result for use in cleared_uses})), len(cleared_uses)
+
+
+def find_tool_uses(messages: Sequence[Message]) -> list[ToolUse]:
+    """Return the calls with results, in the order of the results. A call that is answered twice counts once."""
+    uses: list[ToolUse] = []
+    open_calls: dict[str, tuple[str, int, int]] = {}
+    for number, message in enumerate(messages):
+        for index, call in enumerate(message.tool_calls):
+            open_calls[call.id] = call.name, number, index
+        if message.role == "tool" and (call_place := open_calls.pop(message.tool_call_id or "", None)) is not None:
+            uses.append(ToolUse(*call_place, result=number))
+    return uses
+
+
+def clear_reasoning(messages: list[Message], edit: ClearReasoning) -> tuple[list[Message], int]:
+    """Return the messages after the edit, and the number of turns that it cleared."""
+    turns: list[list[int]] = []  # the messages with reasoning, by turns
+    continues = follows_result = False
+    for number, message in enumerate(messages):
+        if message.role == "user":
+            continues = continues and follows_result
+        elif message.reasoning:
+            if not continues:
+                turns.append([])
+            turns[-1].append(number)
+            continues = True
+        follows_result = message.role == "tool"
+    cleared_turns = turns[: max(0, len(turns) - edit.kept_turns)]
+    edited = list(messages)
+    for number in (number for turn in cleared_turns for number in turn):
+        edited[number] = replace(messages[number], reasoning=None)
+    return edited, len(cleared_turns)
+
+
+def _without_result_media(messages: Sequence[Message], cleared_results: set[int]) -> Iterator[Message]:
+    """Yield the messages without media of cleared results, which stand in the message after them, and without messages
+    that had nothing else."""
+    cleared_by_id: dict[str, bool] = {}
+    for number, message in enumerate(messages):
+        if message.role == "tool":
+            cleared_by_id[message.tool_call_id or ""] = number in cleared_results
+        elif any(cleared_by_id.get(placed.tool_call_id or "") for placed in message.media):
+            kept = [placed for placed in message.media if not cleared_by_id.get(placed.tool_call_id or "")]
+            if kept or message.content:
+                yield replace(message, media=kept)
+            continue
+        yield message
+
+
+def _placed_media(chat: ChatPrompt) -> list[PlacedMedia]:
+    return [placed for message in chat.messages for placed in message.media]
