@@ -214,6 +214,7 @@ BLOCKS: list[dict[str, Any]] = [  # of Anthropic's messages
     {"type": "document", "source": {"type": "content", "content": "a"}},
     {"type": "search_result", "title": "t", "source": "s", "content": [{"type": "text", "text": "a"}]},
 ]
+COMPACTED = {"type": "compaction", "content": "a", "tool_changes": [], "encrypted_content": "a"}
 CALLING_TURNS: list[dict[str, Any]] = [
     {"role": "user", "content": "a"},
     {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
@@ -265,6 +266,7 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
         *([{"role": "user", "content": [part]}] for part in MEDIA_PARTS),
         [[TURN]],
         [{"role": "user", "content": BLOCKS}],
+        [TURN, {"role": "assistant", "content": [COMPACTED]}, TURN],
         CALLING_TURNS,
         [TURN, THINKING_TURN, TURN],
         [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "a"}],
@@ -275,12 +277,14 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "output_config": [{"effort": "low", "format": {"type": "json_schema", "schema": {}}}],
     "output_format": [{"type": "json_schema", "schema": {}}],
     "cache_control": [{"type": "ephemeral", "ttl": "5m"}],
+    "compaction": [{"type": "summarize", "instructions": "a"}],
     "context_management": [
         {"edits": [TOOL_EDIT | {"clear_tool_inputs": ["f"]}]},
         {"edits": [TOOL_EDIT | {"clear_tool_inputs": True}]},
         {"edits": [{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}]},
         {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        {"edits": [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 9999}}]},
+        {"edits": [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 9}, "instructions": "a",
+                    "pause_after_compaction": True}]},
     ],
     "tools": [
         [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],

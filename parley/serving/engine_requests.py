@@ -38,7 +38,7 @@ from parley.serving.logprob_limits import (
 from parley.serving.media.request_media import check_prompt_is_whole, media_by_prompt
 from parley.serving.served_model import ServedModel
 from parley.serving.workers.grammar_workers import GRAMMAR_WORKERS
-from parley.text.context_edits import prepare_edited
+from parley.text.context_edits import asks_for_summary, prepare_edited
 from parley.text.oldest_turns import fit_chat
 from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.prompt_size import exceeds_size, text_characters
@@ -164,7 +164,9 @@ def _build_engine_request(
         cache_salt=_tenant_salt(request.cache_salt, model.options.prefix_owner(tenant)),
         token_costs=output_options.token_costs,
         pooling=request.pooling,
-        grammar=pipeline.wrap_with_reasoning(grammar, prepared, plain),
+        grammar=pipeline.wrap_with_reasoning(grammar, prepared, plain)
+        if not asks_for_summary(prepared.applied_edits)
+        else "",
         reasoning_limit=None if budget is None else pipeline.reasoning_limit(prepared, budget),
         priority=_global_priority(request, tenant),
         tenant=tenant.id,

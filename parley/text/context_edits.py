@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -16,6 +16,7 @@ from parley.types import (
     Message,
     PlacedMedia,
     ProcessedMedia,
+    SummarizeContext,
 )
 
 # Stands in place of a result, so that the model knows that there was one.
@@ -43,21 +44,26 @@ class ToolUse(NamedTuple):
 
 
 def prepare_edited(chat: ChatPrompt, media: Sequence[ProcessedMedia], prepare: PrepareChat) -> EditedPrompt:
-    """Apply the edits of a conversation in their order, each to the result of those before it.
+    """Apply the edits of a conversation in their order, each to the result of those before it. A summary comes last.
 
     ``prepare`` tokenizes a conversation with its media. It is called once, and again for each edit that has something
     to clear, so that the numbers of tokens are those that the model reads.
     """
     item_of = {id(placed): item for placed, item in zip(_placed_media(chat), media, strict=True)}
 
-    def prepare_version(messages: list[Message]) -> PreparedPrompt:
-        version = replace(chat, messages=messages, edits=[])
+    def prepare_version(messages: list[Message], **members: Any) -> PreparedPrompt:
+        version = replace(chat, messages=messages, edits=[], **members)
         return prepare(version, [item_of[id(placed)] for placed in _placed_media(version)])
 
     messages, prepared, applied = chat.messages, prepare_version(chat.messages), []
     original_tokens = len(prepared.token_ids)
     for edit in chat.edits:
         tokens = len(prepared.token_ids)
+        if isinstance(edit, SummarizeContext):
+            if tokens > edit.threshold:
+                prepared = prepare_version(**question_members(messages, edit))
+                applied.append(AppliedEdit(edit))
+            break
         if isinstance(edit, ClearReasoning):
             edited_messages, cleared, least = *clear_reasoning(messages, edit), 0
         else:
@@ -70,6 +76,27 @@ def prepare_edited(chat: ChatPrompt, media: Sequence[ProcessedMedia], prepare: P
             messages, prepared = edited_messages, edited
             applied.append(AppliedEdit(edit, cleared, max(0, cleared_tokens)))
     return EditedPrompt(prepared, original_tokens, applied)
+
+
+def asks_for_summary(applied: Sequence[AppliedEdit]) -> bool:
+    """Whether the prompt asks for a summary after these edits."""
+    return any(isinstance(edit.edit, SummarizeContext) for edit in applied)
+
+
+def question_members(messages: Sequence[Message], edit: SummarizeContext) -> dict[str, Any]:
+    """Return the members of a conversation that ends with the question for its summary. Its tools stay visible, so that
+    its beginning is that of the conversation itself."""
+    question, last = Message("user", edit.question), messages[-1] if messages else None
+    if last is not None and last.role == "user":
+        question = replace(last, content=f"{last.content}\n\n{edit.question}" if last.content else edit.question)
+        messages = messages[:-1]
+    return {
+        "messages": [*messages, question],
+        "tool_choice": "none",
+        "forced_tool": None,
+        "add_generation_prompt": True,
+        "continue_final": False,
+    }
 
 
 def clear_tool_uses(messages: list[Message], edit: ClearToolUses, tokens: int) -> tuple[list[Message], int]:

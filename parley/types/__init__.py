@@ -12,7 +12,13 @@ The package holds data only. It imports neither torch nor any other part of parl
 
 from __future__ import annotations
 
-from parley.types.context_edits import AppliedEdit, ClearReasoning, ClearToolUses, ContextEdit
+from parley.types.context_edits import (
+    AppliedEdit,
+    ClearReasoning,
+    ClearToolUses,
+    ContextEdit,
+    SummarizeContext,
+)
 from parley.types.engine import (
     ALL_ENGINE_FEATURES,
     ALL_MODEL_ABILITIES,
@@ -194,6 +200,7 @@ __all__ = [
     "StructuralTag",
     "StructuralText",
     "StructuralToken",
+    "SummarizeContext",
     "Tenant",
     "TextPair",
     "TextPrompt",

@@ -1,4 +1,5 @@
-"""Edits of a conversation before it is tokenized: old results of tools, or old reasoning, leave the context."""
+"""Edits of a conversation before it is tokenized: old results of tools or old reasoning leave it, or a summary of it
+is asked for."""
 
 from __future__ import annotations
 
@@ -34,12 +35,22 @@ class ClearReasoning(msgspec.Struct, frozen=True):
     kept_turns: int
 
 
-ContextEdit = ClearToolUses | ClearReasoning
+class SummarizeContext(msgspec.Struct, frozen=True):
+    """Ask for a summary instead of an answer, if the conversation has more than ``threshold`` tokens.
+
+    ``question``: the text that asks the model for it. The summary follows no response format and calls no tools.
+    """
+
+    threshold: int
+    question: str
+
+
+ContextEdit = ClearToolUses | ClearReasoning | SummarizeContext
 
 
 class AppliedEdit(msgspec.Struct, frozen=True):
     """An edit that changed a conversation: ``cleared`` calls or turns, and ``cleared_tokens`` fewer in the prompt."""
 
     edit: ContextEdit
-    cleared: int
-    cleared_tokens: int
+    cleared: int = 0
+    cleared_tokens: int = 0

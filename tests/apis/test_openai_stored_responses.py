@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from support.http_client import Answer, RunningServer
 
+from parley.types import EngineRequest
+
 OWNER, OTHER = {"authorization": "Bearer sk-one-key-0123456789"}, {"authorization": "Bearer sk-two-key-0123456789"}
 KEYS = ("sk-one-key-0123456789", "sk-two-key-0123456789")
 ENDED = ("completed", "incomplete", "failed", "cancelled")
@@ -317,3 +319,31 @@ async def test_background_refuses_what_cannot_run(serve, members):
     server = await serve()
     answer = await server.post("/v1/responses", {"input": "a", "background": True} | members)
     assert answer.status == 400 and not server.model.used_slots
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_compaction_trigger_ends_a_stored_conversation_with_its_summary(serve, stream):
+    prompts: list[list[int]] = []
+
+    def reply(work: EngineRequest, index: int) -> list[int]:
+        prompts.append(work.token_ids)
+        return [70, 71, 72]
+
+    server = await serve(reply=reply)
+
+    async def prompt_text() -> str:
+        return (await server.post("/detokenize", {"tokens": prompts[-1]})).json["prompt"]
+
+    first = await create(server, instructions="Be kind.", input="apple " * 20)
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}]
+    body = {"model": "tiny", "previous_response_id": first["id"], "input": [{"type": "compaction_trigger"}]}
+    body |= {"stream": stream, "tools": tools, "tool_choice": "required"}
+    answer = await server.post("/v1/responses", body | {"text": {"format": {"type": "json_object"}}})
+    assert answer.status == 200, answer.body
+    response = lines(answer)[-1]["response"] if stream else answer.json
+    assert [item["type"] for item in response["output"]] == ["compaction"] and response["status"] == "completed"
+    assert "apple" in await prompt_text() and "Summarize the conversation" in await prompt_text()
+    second = await create(server, previous_response_id=response["id"], input="banana")
+    assert second["status"] == "completed"
+    text = await prompt_text()
+    assert "apple" not in text and "banana" in text and "Summary of the conversation so far" in text

@@ -34,6 +34,7 @@ from parley.types import (
     ClearToolUses,
     FinishReason,
     PromptAccepted,
+    SummarizeContext,
     ToolCallDelta,
     Usage,
 )
@@ -504,3 +505,36 @@ def test_anthropic_refuses_pages_that_do_not_exist(query: bytes):
     with pytest.raises(BadRequest) as caught:
         list_models(query)
     assert caught.value.message.startswith(query.partition(b"=")[0].decode() + ": ")
+
+
+def test_anthropic_writes_a_summary_as_a_block():
+    applied = [AppliedEdit(SummarizeContext(0, "?"))]
+    events = [
+        PromptAccepted(0, [1] * 12, applied_edits=applied),
+        ChoiceDelta(0, "hm", "reasoning"), ChoiceDelta(0, "They "), ChoiceDelta(0, "met."), done(),
+    ]  # fmt: skip
+    signature = SEAL.seal("", b"They met.")
+    reply = read(compaction={"type": "summarize"}, stream=True)
+    assert reply.render_chunk(events) + reply.finish_stream(USAGE) == (
+        START
+        + b'event: content_block_start\ndata: {"type":"content_block_start","index":0,"content_block":'
+        + b'{"type":"compaction","content":null,"signature":"%b"}}\n\n' % signature.encode()
+        + b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":'
+        b'{"type":"compaction_delta","content":"They met."}}\n\n'
+        b'event: content_block_stop\ndata: {"type":"content_block_stop","index":0}\n\n'
+        b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"compaction",'
+        b'"stop_sequence":null},"usage":{"input_tokens":4,"cache_creation_input_tokens":0,'
+        b'"cache_read_input_tokens":8,"output_tokens":5}}\n\n' + STOP
+    )
+    reply = read(compaction={"type": "summarize"})
+    reply.add_events(events)
+    answer = json.loads(reply.render_body(USAGE))
+    assert answer["content"] == [{"type": "compaction", "content": "They met.", "signature": signature}]
+    assert answer["stop_reason"] == "compaction"
+    reply = read(compaction={"type": "summarize"})
+    reply.add_events([*events[:-1], done("length")])
+    answer = json.loads(reply.render_body(USAGE))
+    assert (answer["content"], answer["stop_reason"]) == ([{"type": "compaction", "content": None}], "max_tokens")
+    edited = read(context_management={"edits": [{"type": "compact_20260112"}]})
+    edited.add_events(events)
+    assert json.loads(edited.render_body(USAGE))["context_management"] == {"applied_edits": []}

@@ -10,6 +10,7 @@ from parley.dialects.anthropic.api_rules import LENIENT_ANTHROPIC_RULES, STRICT_
 from parley.dialects.anthropic.error_answers import anthropic_error_sentence
 from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.dialects.request_context import RequestContext
+from parley.dialects.summary_request import SUMMARY_REQUEST
 from parley.errors import BadRequest, Unsupported
 from parley.types import (
     ChatPrompt,
@@ -22,6 +23,7 @@ from parley.types import (
     Message,
     PlacedMedia,
     Request,
+    SummarizeContext,
     ToolCall,
 )
 
@@ -106,7 +108,7 @@ def test_anthropic_members_reach_the_request():
     request = read(temperature=0.5, top_p=0.9, top_k=40, seed=7, stop_sequences=["END"], stream=True, min_tokens=3,
                    ignore_eos=True, metadata={"user_id": "u" * 400}, service_tier="auto", inference_geo="eu",
                    speed="fast", diagnostics={}, billing_policy={}, container=None, mcp_servers=[],
-                   compaction={}, thread={}, chat_template_kwargs={"a": 1})  # fmt: skip
+                   thread={}, chat_template_kwargs={"a": 1})  # fmt: skip
     sampling, stop = request.sampling, request.stop_conditions
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 40, 7)
     assert (stop.strings, stop.min_tokens, stop.ignore_eos, request.stream) == (["END"], 3, True, True)
@@ -419,7 +421,7 @@ def test_anthropic_tells_images_of_results_from_those_of_the_user():
     assert [(placed.position, placed.tool_call_id) for placed in after.media] == [(0, "toolu_1"), (4, None)]
 
 
-@pytest.mark.parametrize("name", ["container", "mcp_servers", "compaction", "thread"])
+@pytest.mark.parametrize("name", ["container", "mcp_servers", "thread"])
 def test_anthropic_refuses_what_would_change_the_answer(name: str):
     with pytest.raises(Unsupported, match=f"{name}: not supported"):
         read(**{name: {"a": 1}})
@@ -626,3 +628,79 @@ def test_anthropic_strict_refuses_a_schema_for_a_tool_that_clients_run():
     tool = {"type": "bash_20250124", "name": "bash", "input_schema": {"type": "object"}}
     sentence = "tools.0.bash_20250124.input_schema: Extra inputs are not permitted"
     assert refusal(STRICT_ANTHROPIC_RULES, tools=[tool]) == sentence
+
+
+# -- summaries
+
+COMPACT_EDIT = {"type": "compact_20260112", "pause_after_compaction": True}
+COMPACTED = {"type": "compaction", "content": "They met."}
+
+
+def test_anthropic_asks_for_a_summary():
+    assert chat(compaction={"type": "summarize"}).edits == [SummarizeContext(0, SUMMARY_REQUEST)]
+    assert chat(compaction={"type": "summarize", "instructions": " "}).edits == [SummarizeContext(0, SUMMARY_REQUEST)]
+    assert chat(compaction={"type": "summarize", "instructions": "Be brief."}).edits == [
+        SummarizeContext(0, "Be brief.")
+    ]
+    near = COMPACT_EDIT | {"trigger": {"type": "input_tokens", "value": 4095}}
+    assert edits(TOOL_EDIT, near) == [ClearToolUses("tokens", 100_000, 3), SummarizeContext(4095, SUMMARY_REQUEST)]
+    assert edits(near | {"instructions": "In French."}) == [SummarizeContext(4095, f"{SUMMARY_REQUEST}\n\nIn French.")]
+    assert edits({"type": "compact_20260112"}) == []  # no prompt is that long
+    body = {"model": "m", "messages": TURNS, "compaction": {"type": "summarize"}}
+    counted = messages.read_count(LENIENT_ANTHROPIC_RULES, json.dumps(body).encode(), CONTEXT).prompt
+    assert isinstance(counted, ChatPrompt) and counted.edits == []
+
+
+@pytest.mark.parametrize("rules", [LENIENT_ANTHROPIC_RULES, STRICT_ANTHROPIC_RULES])
+def test_anthropic_refuses_wrong_requests_for_a_summary(rules: AnthropicRules):
+    summarize = {"type": "summarize"}
+    schema = {"type": "json_schema", "schema": {"type": "object"}}
+    near = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 9}}
+    for members, sentence in (
+        ({"compaction": {}}, "compaction.type: Field required"),
+        ({"compaction": {"type": "x"}}, "compaction.type: Input should be 'summarize', but got 'x'"),
+        ({"compaction": summarize, "stop_sequences": ["a"]},
+         "stop_sequences: cannot be used together with `compaction`"),
+        ({"compaction": summarize, "output_config": {"format": schema}},
+         "output_config.format: cannot be used together with `compaction`"),
+        ({"compaction": summarize, "context_management": {}},
+         "context_management: cannot be used together with `compaction`"),
+        ({"compaction": summarize, "tools": [TOOL], "tool_choice": {"type": "any"}},
+         "tool_choice: cannot be used together with `compaction`"),
+        ({"context_management": {"edits": [near]}},
+         "context_management.edits.0.pause_after_compaction: Input should be true: this server returns a summary "
+         "before it goes on"),
+        ({"messages": [user("a"), assistant(COMPACTED | {"content": ""})]},
+         "messages.1.content.0.content: String should have at least 1 character"),
+    ):  # fmt: skip
+        assert refusal(rules, **members) == sentence
+
+
+def test_anthropic_summary_stands_for_all_before_it():
+    summary = Message("user", "Summary of the conversation so far:\nThey met.")
+    after = Message("user", "Summary of the conversation so far:\nThey met.\n\nGo on")
+    for rules in (LENIENT_ANTHROPIC_RULES, STRICT_ANTHROPIC_RULES):
+        for given, expected in (
+            ([user("a"), assistant(text("b"), COMPACTED, text("c")), user("d")],
+             [summary, Message("assistant", "c"), Message("user", "d")]),
+            ([user("a"), assistant(USE), user(RESULT), assistant(COMPACTED), user("Go on")], [after]),
+            ([assistant(COMPACTED), user("Go on")], [after]),
+            ([user(COMPACTED, text("Go on"))], [after]),
+            ([user("a"), assistant(COMPACTED | {"content": None}, text("b")), user("c")],
+             [Message("user", "a"), Message("assistant", "b"), Message("user", "c")]),
+        ):  # fmt: skip
+            assert turns(*given, rules=rules) == expected
+    image = user(COMPACTED, IMAGE, text("see"))
+    (turn,) = turns(image, context=SEES)
+    assert turn.content is not None and turn.content[turn.media[0].position :] == "see"
+    system = chat(system="Be kind.", messages=[user("a"), assistant(COMPACTED), user("b")]).messages
+    assert [message.role for message in system] == ["system", "user"]
+
+
+def test_anthropic_strict_checks_the_signature_of_a_summary():
+    signed = COMPACTED | {"signature": SEAL.seal("t", b"They met.")}
+    altered = signed | {"content": "They fought."}
+    turns(user("a"), assistant(signed), user("b"), rules=STRICT_ANTHROPIC_RULES)
+    turns(user("a"), assistant(altered), user("b"))
+    sentence = refusal(STRICT_ANTHROPIC_RULES, messages=[user("a"), assistant(altered), user("b")])
+    assert sentence == "messages.1.content.0: Invalid `signature` in `compaction` block"

@@ -11,8 +11,10 @@ from parley.dialects.openai.responses.reply import ResponsesReply, read_response
 from parley.dialects.openai.responses.response_rules import LENIENT, STRICT, ResponsesRules
 from parley.dialects.reply import RequestTimings
 from parley.dialects.request_context import RequestContext
+from parley.dialects.summary_request import SUMMARY_REQUEST
 from parley.errors import BadRequest, EngineError, NotFound, Overloaded, ParleyError
 from parley.types import (
+    ChatPrompt,
     ChoiceDelta,
     ChoiceDone,
     EncodedMedia,
@@ -21,6 +23,7 @@ from parley.types import (
     Media,
     Message,
     PromptAccepted,
+    SummarizeContext,
     TokenInfo,
     ToolCall,
     ToolCallDelta,
@@ -622,3 +625,55 @@ def test_responses_custom_tool_text_is_sent_as_it_arrives(size: int, arguments: 
     assert events[-1]["response"]["output"][0]["input"] == text
     if arguments.startswith('{"input"') and size < 7:
         assert len(deltas) > 2
+
+
+# -- summaries
+
+TRIGGER = {"type": "compaction_trigger"}
+
+
+def test_responses_compaction_trigger_asks_for_a_summary():
+    request = read(input=[{"role": "user", "content": "a"}, TRIGGER]).request
+    assert isinstance(request.prompts[0], ChatPrompt)
+    assert request.prompts[0].edits == [SummarizeContext(0, SUMMARY_REQUEST)]
+    assert request.prompts[0].messages == [Message("user", "a")]
+    for rules in (LENIENT, STRICT):
+        late = refusal(rules, input=[{"role": "user", "content": "a"}, TRIGGER, {"role": "user", "content": "b"}])
+        assert late.message == "An item of type 'compaction_trigger' must be the last one."
+
+
+def test_responses_stream_a_summary_as_a_sealed_item():
+    reply = read(input=[{"role": "user", "content": "a"}, TRIGGER], stream=True)
+    events = events_of(stream(reply, ChoiceDelta(0, "hm", "reasoning"), ChoiceDelta(0, "They "), ChoiceDelta(0, "met."),
+                              ChoiceDone(0, "stop", USAGE)))  # fmt: skip
+    place = {"item_id": "cmp_0f0000", "output_index": 0}
+    sealed = CONTEXT.seal_reasoning(b"\x1eThey met.")
+    item = {"id": "cmp_0f0000", "type": "compaction", "encrypted_content": sealed}
+    assert [event for event in events[2:-1] if event.pop("sequence_number")] == [
+        {"type": "response.output_item.added", "output_index": 0, "item": item | {"encrypted_content": ""}},
+        {"type": "response.compaction.compacting"} | place,
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+    ]
+    assert events[-1]["response"]["output"] == [item]
+    empty = read(input=[{"role": "user", "content": "a"}, TRIGGER])
+    empty.add_events([PromptAccepted(0, [1]), ChoiceDone(0, "length", USAGE)])
+    (item,) = json.loads(empty.render_body(USAGE))["output"]
+    assert CONTEXT.open_reasoning(item["encrypted_content"]) == b"\x1e"
+
+
+def test_responses_summary_stands_for_all_items_before_it():
+    def compaction(text: bytes) -> dict[str, Any]:
+        return {"type": "compaction", "encrypted_content": CONTEXT.seal_reasoning(text)}
+
+    early = [{"role": "developer", "content": "d"}, {"role": "user", "content": "a"},
+             {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]  # fmt: skip
+    heading = "Summary of the conversation so far:\n"
+    for rules in (LENIENT, STRICT):
+        body = read(rules, input=[*early, TRIGGER, compaction(b"\x1eThey met."), {"role": "user", "content": "b"}])
+        assert isinstance(body.request.prompts[0], ChatPrompt)
+        assert body.request.prompts[0].messages == [
+            Message("system", "d"), Message("user", f"{heading}They met.\n\nb"),
+        ]  # fmt: skip
+    # The older form, of /v1/responses/compact, stands after messages of the user that are kept.
+    kept = messages_of({"role": "user", "content": "a"}, compaction(b"They met."))
+    assert kept == [Message("user", f"a\n\n{heading}They met.")]

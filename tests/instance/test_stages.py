@@ -53,6 +53,27 @@ async def test_separated_stages_answer_every_route_like_one_server(alike, same_s
     await pair.wait_until_idle()
 
 
+async def test_separated_stages_agree_whether_to_summarize(alike) -> None:
+    single_server, pair = await alike(reply=scripted_reply)
+    ask = {"model": "tiny", "max_tokens": 12, "messages": CHAT["messages"]}
+    for threshold in (1, 2000):
+        trigger = {"type": "input_tokens", "value": threshold}
+        edit = {"type": "compact_20260112", "trigger": trigger, "pause_after_compaction": True}
+        for stream in (False, True):
+            body = ask | {"context_management": {"edits": [edit]}, "stream": stream}
+            await assert_same_answer(single_server, pair, "/v1/messages", json.dumps(body).encode())
+    items = [*CHAT["messages"], {"type": "compaction_trigger"}]
+    for path, body in (
+        ("/v1/messages", ask | {"compaction": {"type": "summarize"}}),
+        ("/v1/responses", {"input": items}),
+    ):
+        for stream in (False, True):
+            sent = json.dumps(body | {"stream": stream}).encode()
+            await assert_same_answer(single_server, pair, path, sent)
+            assert b'"type":"compaction"' in (await post_json(single_server, path, sent)).body
+    await pair.wait_until_idle()
+
+
 STREAM_BODIES: list[dict[str, Any]] = [
     CHAT | {"stream": True},
     CHAT | {"stream": True, "n": 2, "logprobs": True, "stop": ["a", "7"], "stream_options": {"include_usage": True}},

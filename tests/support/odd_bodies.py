@@ -73,9 +73,9 @@ token_bodies = st.builds(  # for the route from tokens to tokens, and ids of req
 
 response_item_types = st.sampled_from(
     ["message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning",
-     "item_reference", "compaction", "additional_tools", "web_search_call", "mcp_call", "shell_call",
-     "shell_call_output", "local_shell_call", "local_shell_call_output", "apply_patch_call", "apply_patch_call_output",
-     "computer_call", "computer_call_output", "tool_search_call", "tool_search_output", "x"]
+     "item_reference", "compaction", "compaction_trigger", "additional_tools", "web_search_call", "mcp_call",
+     "shell_call", "shell_call_output", "local_shell_call", "local_shell_call_output", "apply_patch_call",
+     "apply_patch_call_output", "computer_call", "computer_call_output", "tool_search_call", "tool_search_output", "x"]
 )  # fmt: skip
 response_part_types = st.sampled_from(
     ["input_text", "output_text", "refusal", "text", "input_image", "input_file", "x"]
@@ -415,6 +415,8 @@ context_edits = scalars | st.fixed_dictionaries(
         "clear_at_least": edit_amounts,
         "exclude_tools": json_values,
         "clear_tool_inputs": json_values,
+        "pause_after_compaction": scalars,
+        "instructions": client_texts | scalars,
     },
 )
 anthropic_bodies = st.builds(
@@ -430,6 +432,7 @@ anthropic_bodies = st.builds(
             "thinking": json_values | st.just({"type": "adaptive"}) | st.just({"type": "enabled", "budget_tokens": 9}),
             "output_config": json_values
             | st.builds(lambda schema: {"format": {"type": "json_schema", "schema": schema}}, schemas),
+            "compaction": json_values | st.just({"type": "summarize"}),
             "context_management": json_values | st.fixed_dictionaries({"edits": st.lists(context_edits, max_size=3)}),
             "metadata": json_values,
             "stop_sequences": json_values,

@@ -56,7 +56,7 @@ ANTHROPIC: list[Members] = [
     {"system": [{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}, {"type": "text", "text": "Be kind."}]},
     {"stop_sequences": ["a", " b", "he"]}, {"temperature": 0}, {"top_k": 7}, {"seed": 5},
     {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
-    {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+    {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, {"compaction": {"type": "summarize"}},
 ]  # fmt: skip
 COHERE: list[Members] = [
     {"temperature": 0}, {"temperature": 0.7}, {"p": 0.5}, {"k": 7}, {"seed": 5}, {"frequency_penalty": 0.3},

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parley.text.context_edits import CLEARED_RESULT, find_tool_uses, prepare_edited
+from parley.text.context_edits import CLEARED_RESULT, asks_for_summary, find_tool_uses, prepare_edited
+from parley.text.grammar.answer_question import decode_question, encode_question
 from parley.text.prepared_prompt import PreparedPrompt
 from parley.types import (
     ChatPrompt,
@@ -17,6 +19,7 @@ from parley.types import (
     Message,
     PlacedMedia,
     ProcessedMedia,
+    SummarizeContext,
     ToolCall,
 )
 
@@ -162,6 +165,50 @@ def test_an_edit_clears_old_uses_and_nothing_else(uses, threshold, kept, exclude
     expected = [2 * n + 2 for n, (name, _) in enumerate(uses[: len(uses) - kept]) if name not in excluded]
     assert changed == expected and cleared == len(expected) and len(uses) > threshold
     assert tokens >= least and tokens == max(0, before - after)
+
+
+def test_the_grammar_of_an_answer_does_not_depend_on_edits():
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    chat = ChatPrompt(TALK, tools=tools, tool_choice="required")
+    edits = [ClearReasoning(1), ClearToolUses("tokens", 1, 1), SummarizeContext(0, "?")]
+    question = encode_question(msgspec.structs.replace(chat, edits=edits), None)
+    assert question == encode_question(chat, None) and decode_question(question)[0] is not None
+
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+@pytest.mark.parametrize("threshold", [0, 3, 4])
+def test_a_summary_is_asked_for_in_place_of_an_answer(threshold: int):
+    versions: list[ChatPrompt] = []
+
+    def prepare(chat: ChatPrompt, media: Any) -> PreparedPrompt:
+        versions.append(chat)
+        return count_words(chat, media)
+
+    chat = ChatPrompt(
+        [Message("user", "a b c"), Message("assistant", "d")],
+        tools=TOOLS,
+        tool_choice="required",
+        forced_tool="f",
+        add_generation_prompt=False,
+        continue_final=True,
+        edits=[SummarizeContext(threshold, "Sum up!"), ClearReasoning(1)],
+    )
+    result = prepare_edited(chat, [], prepare)
+    if threshold == 4:
+        assert len(versions) == 1 and not result.applied and not asks_for_summary(result.applied)
+        return
+    assert asks_for_summary(result.applied)
+    assert versions[1] == ChatPrompt([*chat.messages, Message("user", "Sum up!")], tools=TOOLS, tool_choice="none")
+    assert (result.original_tokens, len(result.prepared.token_ids)) == (4, 6)
+
+
+def test_the_question_for_a_summary_follows_what_the_user_said():
+    chat = ChatPrompt([Message("user", "a b c")], edits=[SummarizeContext(0, "Sum up!")])
+    versions: list[ChatPrompt] = []
+    prepare_edited(chat, [], lambda version, media: versions.append(version) or count_words(version, media))
+    assert versions[1].messages == [Message("user", "a b c\n\nSum up!")]
 
 
 def test_processed_media_follow_their_places():

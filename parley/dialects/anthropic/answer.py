@@ -110,6 +110,13 @@ class BlockStream:
             signature = self._delta_event({"type": "signature_delta", "signature": sealed})
         return signature + self._block_event("content_block_stop")
 
+    def summary_events(self, block: dict[str, Any]) -> bytes:
+        """Return the events of a summary, a block that is whole; clients expect its content in one piece."""
+        self._count += 1
+        start = self._block_event("content_block_start", content_block=block | {"content": None})
+        delta = self._delta_event({"type": "compaction_delta", "content": block["content"]})
+        return start + delta + self._block_event("content_block_stop")
+
     def _write_call(self, call: ToolCallDelta) -> bytes:
         """Return the events of a piece of a call; its arguments are passed on as they arrive."""
         opening = b""

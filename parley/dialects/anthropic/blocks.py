@@ -30,7 +30,7 @@ REFERENCE_MEMBERS = {"type", "tool_name", "cache_control"}
 HOSTED_BLOCKS = frozenset({
     "server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result",
     "bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result",
-    "mcp_tool_use", "mcp_tool_result", "container_upload", "compaction", "advisor_tool_result", "fallback",
+    "mcp_tool_use", "mcp_tool_result", "container_upload", "advisor_tool_result", "fallback",
 })  # fmt: skip
 SHARED_BLOCKS = ("text", "image", "document", "search_result")
 SOURCE_TYPES = {"image": ("base64", "url", "file"), "document": ("text", "content", "base64", "url", "file")}

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from parley.dialects.anthropic.api_rules import AnthropicRules
-from parley.dialects.anthropic.refusal_wording import check_member_names, unsupported_value_error
+from parley.dialects.anthropic.refusal_wording import check_member_names, dotted_path
 from parley.dialects.fields import Fields
-from parley.errors import InvalidValue
-from parley.types import AppliedEdit, ClearReasoning, ClearToolUses, ContextEdit
+from parley.dialects.summary_request import SUMMARY_REQUEST
+from parley.errors import InvalidValue, Unsupported
+from parley.types import AppliedEdit, ClearReasoning, ClearToolUses, ContextEdit, SummarizeContext
 
 CLEAR_THINKING, CLEAR_TOOL_USES, COMPACT = "clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112"
 EDIT_MEMBERS = {
@@ -25,8 +26,13 @@ MAX_TOOL_NAMES, MAX_NAME_CHARACTERS = 1000, 1 << 18
 TOOL_TRIGGER, COMPACT_TRIGGER = 100_000, 150_000  # tokens
 KEPT_TOOL_USES = 3
 KEPT_THINKING_TURNS = 1
+MAX_INSTRUCTIONS = 1 << 16  # characters
+COMPACTION_MEMBERS = {"type", "instructions"}
+# Members that only shape a reply; the original refuses them in a request for a summary.
+REPLY_MEMBERS = ("context_management", "stop_sequences", "output_format")
 NOT_FIRST = f"context_management.edits: `{CLEAR_THINKING}` must be the first edit"
 NOT_THINKING = f"`{CLEAR_THINKING}` strategy requires `thinking` to be enabled or adaptive"
+NOT_PAUSED = "Input should be true: this server returns a summary before it goes on"
 
 
 def read_context_edits(body: Fields, rules: AnthropicRules, context_length: int, *, thinks: bool) -> list[ContextEdit]:
@@ -40,7 +46,8 @@ def read_context_edits(body: Fields, rules: AnthropicRules, context_length: int,
 
 def applied_edits_object(applied: Sequence[AppliedEdit]) -> dict[str, Any]:
     """Return what an answer tells about the edits of its conversation."""
-    return {"applied_edits": [_applied_object(edit) for edit in applied]}
+    cleared = [edit for edit in applied if not isinstance(edit.edit, SummarizeContext)]  # a summary is a block
+    return {"applied_edits": [_applied_object(edit) for edit in cleared]}
 
 
 def _applied_object(applied: AppliedEdit) -> dict[str, Any]:
@@ -69,8 +76,8 @@ def _read_edits(
                 raise InvalidValue(NOT_THINKING, field=edit.member_path("type"))
             if (kept_turns := _read_kept_turns(edit, rules)) is not None:
                 yield ClearReasoning(kept_turns)
-        elif rules.strict or _read_amount(edit, "trigger", rules, COMPACT_TRIGGER, ("input_tokens",)) < context_length:
-            raise unsupported_value_error(edit, "type", kind)
+        elif (summary := _read_summary_edit(edit, rules, context_length)) is not None:
+            yield summary
 
 
 def _read_tool_edit(edit: Fields, rules: AnthropicRules) -> ClearToolUses:
@@ -86,6 +93,44 @@ def _read_tool_edit(edit: Fields, rules: AnthropicRules) -> ClearToolUses:
         if isinstance(edit.raw_value("clear_tool_inputs"), list)
         else edit.boolean("clear_tool_inputs", False),
     )
+
+
+def _read_summary_edit(edit: Fields, rules: AnthropicRules, context_length: int) -> SummarizeContext | None:
+    """Return the edit; None if no prompt is as long as its trigger."""
+    trigger = _read_amount(edit, "trigger", rules, COMPACT_TRIGGER, ("input_tokens",), least=1)
+    instructions, pauses = (
+        edit.string("instructions", "", cap=MAX_INSTRUCTIONS),
+        edit.boolean("pause_after_compaction", False),
+    )
+    if 0 < context_length <= trigger:
+        return None
+    if not pauses:
+        path = edit.member_path("pause_after_compaction")
+        raise Unsupported(f"{dotted_path(path)}: {NOT_PAUSED}", field=path)
+    return SummarizeContext(
+        trigger, f"{SUMMARY_REQUEST}\n\n{instructions}" if instructions.strip() else SUMMARY_REQUEST
+    )
+
+
+def read_compaction(body: Fields, rules: AnthropicRules, *, must_call: bool) -> SummarizeContext | None:
+    """Read ``compaction``, which asks for a summary in place of a reply. Raises BadRequest.
+
+    ``must_call``: the reply would have to call a tool.
+    """
+    compaction = body.object("compaction")
+    if compaction is None:
+        return None
+    check_member_names(compaction, COMPACTION_MEMBERS, rules)
+    if compaction.string("type", None, allowed=("summarize",)) is None:
+        raise compaction.missing_member("type")
+    output_config = body.object("output_config")
+    shaping = body.present_names(REPLY_MEMBERS)
+    shaping += ["tool_choice"] if must_call else []
+    shaping += ["output_config.format"] if output_config is not None and output_config.has_value("format") else []
+    if shaping:
+        raise InvalidValue(f"{shaping[0]}: cannot be used together with `compaction`", field=shaping[0])
+    instructions = compaction.string("instructions", "", cap=MAX_INSTRUCTIONS)
+    return SummarizeContext(0, instructions if instructions.strip() else SUMMARY_REQUEST)
 
 
 def _read_kept_turns(edit: Fields, rules: AnthropicRules) -> int | None:

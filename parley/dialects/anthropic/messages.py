@@ -15,7 +15,7 @@ from parley.dialects.anthropic.answer import PING_EVENT, BlockList, BlockStream,
 from parley.dialects.anthropic.api_headers import VERSION_HEADER
 from parley.dialects.anthropic.api_rules import AnthropicRules
 from parley.dialects.anthropic.blocks import BlockReader
-from parley.dialects.anthropic.context_management import applied_edits_object, read_context_edits
+from parley.dialects.anthropic.context_management import applied_edits_object, read_compaction, read_context_edits
 from parley.dialects.anthropic.error_answers import anthropic_error_object
 from parley.dialects.anthropic.options import CREATE_MEMBERS, MAX_TOKENS, SHARED_MEMBERS, OutputForm, Thinking
 from parley.dialects.anthropic.refusal_wording import ANTHROPIC_WORDING, check_member_names
@@ -38,6 +38,7 @@ from parley.types import (
     Message,
     PromptAccepted,
     Request,
+    SummarizeContext,
     Usage,
 )
 
@@ -62,7 +63,8 @@ def message_id(unique_id: str) -> str:
 
 
 class MessageBody:
-    """The members of a body that decide the prompt. ``max_tokens``: None where tokens are only counted."""
+    """The members of a body that decide the prompt. ``max_tokens``: None where tokens are only counted, which asks for
+    no summary."""
 
     def __init__(
         self, rules: AnthropicRules, body: Fields, context: RequestContext, allowed: Collection[str],
@@ -82,6 +84,11 @@ class MessageBody:
         self.form: OutputForm = options.read_output_form(body, rules)
         options.check_other_members(body, blocks)
         edits = read_context_edits(body, rules, context.context_length, thinks=self.thinking.enabled)
+        compaction = read_compaction(body, rules, must_call=tools.choice == "required")
+        if compaction is not None:
+            edits = [compaction]
+        if max_tokens is None:
+            edits = [edit for edit in edits if not isinstance(edit, SummarizeContext)]
         self.cache_ttl = blocks.cache_ttl
         self.model = _required_model(body)
         continues = _continues_last(turns, rules, thinks=self.thinking.enabled)
@@ -180,6 +187,7 @@ class MessagesReply(Reply):
         self.request = self.build_request(body, message, max_tokens)
         self._block_stream, self._block_list = self.make_blocks(message)
         self._done: ChoiceDone | None = None
+        self._summary: list[str] | None = None  # its pieces, if the answer is a summary of the conversation
 
     def build_request(self, body: Fields, message: MessageBody, max_tokens: int) -> Request:
         """Return the request with its options. Raises BadRequest."""
@@ -211,14 +219,18 @@ class MessagesReply(Reply):
         parts = []
         for event in events:
             match event:
+                case ChoiceDelta() if self._summary is not None:
+                    self._add_to_summary(event)
                 case ChoiceDelta():
                     parts.append(self._block_stream.write_delta(event))
                 case PromptAccepted():
-                    self._applied_edits = event.applied_edits
+                    self._take_edits(event)
                     parts.append(self.message_start(len(event.token_ids)))
                 case ChoiceDone():
                     self._done = event
                     parts.append(self._block_stream.close_block())
+                    if self._summary is not None:
+                        parts.append(self._block_stream.summary_events(self._summary_block()))
         return b"".join(parts)
 
     def finish_stream(self, usage: Usage) -> bytes:
@@ -252,23 +264,43 @@ class MessagesReply(Reply):
         """Collect the blocks of these events."""
         for event in events:
             match event:
+                case ChoiceDelta() if self._summary is not None:
+                    self._add_to_summary(event)
                 case ChoiceDelta():
                     self._block_list.add_delta(event)
                 case PromptAccepted():
-                    self._applied_edits = event.applied_edits
+                    self._take_edits(event)
                 case ChoiceDone():
                     self._done = event
 
     def render_body(self, usage: Usage) -> bytes:
         """Return the whole message."""
         assert self._done is not None
-        content = self._block_list.content(self._done.reason)
+        content = self._block_list.content(self._done.reason) if self._summary is None else [self._summary_block()]
         called = any(block["type"] == "tool_use" for block in content)
         counts = message_usage(usage, self._cache_ttl, reasons=self._reasons)
         envelope = self._message_envelope(content, *self.stop_reason(usage, called=called), counts)
         return encode_json(envelope | self._context_member())
 
     # -- both
+
+    def _take_edits(self, event: PromptAccepted) -> None:
+        self._applied_edits = event.applied_edits
+        if any(isinstance(applied.edit, SummarizeContext) for applied in event.applied_edits):
+            self._summary = []
+
+    def _add_to_summary(self, delta: ChoiceDelta) -> None:
+        if delta.output_part == "content":
+            assert self._summary is not None
+            self._summary.append(delta.text)
+
+    def _summary_block(self) -> dict[str, Any]:
+        """Return the summary as a block. One that was cut off stands for nothing."""
+        assert self._summary is not None and self._done is not None
+        text = "".join(self._summary).strip()
+        if not text or self._done.reason == "length":
+            return {"type": "compaction", "content": None}
+        return {"type": "compaction", "content": text, "signature": self._context.seal_reasoning(text.encode())}
 
     def _message_envelope(
         self, content: list[dict[str, Any]], reason: str | None, sequence: str | None, usage: dict[str, Any]
@@ -294,6 +326,8 @@ class MessagesReply(Reply):
             return ("model_context_window_exceeded" if is_clamped else "max_tokens"), None
         if isinstance(self._done.stop, str):
             return "stop_sequence", self._done.stop
+        if self._summary is not None:
+            return "compaction", None
         return ("tool_use" if called else "end_turn"), None
 
     def _context_member(self) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def _capability_object(card: ModelCard, info: ModelInfo) -> dict[str, Any]:
             "supported": writes,
             CLEAR_THINKING: _support_object(thinks),
             CLEAR_TOOL_USES: _support_object(writes and "tools" in card.abilities),
-            COMPACT: _support_object(False),
+            COMPACT: _support_object(writes),
         },
         "effort": _support_object(thinks, *EFFORTS),
         "image_input": _support_object(writes and "image" in info.media_kinds),

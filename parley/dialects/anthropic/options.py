@@ -159,7 +159,6 @@ def _check_object(body: Fields, name: str) -> None:
 OTHER_MEMBERS: dict[str, Callable[[Fields, str], Any]] = {
     "container": _refuse_content,
     "mcp_servers": _refuse_content,
-    "compaction": _refuse_content,
     "thread": _refuse_thread,
     "diagnostics": _check_object,
     "billing_policy": _check_object,

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from msgspec.structs import replace
+
 from parley.dialects.anthropic.blocks import MAX_BLOCKS, SHARED_BLOCKS, BlockReader, Parts
 from parley.dialects.anthropic.refusal_wording import check_member_names, dotted_path, unsupported_value_error
 from parley.dialects.anthropic.toolsets import joined_name
@@ -18,6 +20,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.media import check_media_counts, interleave_parts
 from parley.dialects.request_context import RequestContext
+from parley.dialects.summary_request import summary_text
 from parley.errors import InvalidValue
 from parley.types import Media, MediaKind, Message, PlacedMedia, ToolCall
 
@@ -30,6 +33,7 @@ ERROR_PREFIX = "Error: "  # before the result of a failed call, because template
 MESSAGE_MEMBERS = {"role", "content", "clear_at", "output_config"}
 THINKING_MEMBERS = {"type", "thinking", "signature"}
 USE_MEMBERS = {"type", "id", "name", "input", "cache_control", "caller", "toolset_name"}
+COMPACTION_MEMBERS = {"type", "content", "encrypted_content", "signature", "tool_changes", "cache_control"}
 RESULT_MEMBERS = {"type", "tool_use_id", "content", "is_error", "cache_control", "toolset_name"}
 NO_MESSAGES = "messages: at least one message is required"
 NO_PREFILL = "This model does not support assistant message prefill. The conversation must end with a user message."
@@ -66,6 +70,7 @@ class TurnReader:
     def __init__(self, blocks: BlockReader, context: RequestContext):
         self.blocks = blocks
         self.tool_changes = ToolChanges()
+        self._summary: str | None = None  # of a compaction block in the turn that is being read
         self._rules = blocks.rules
         self._context = context
 
@@ -95,9 +100,14 @@ class TurnReader:
             if not (role == "system" and index < last_user and _is_cleared(item))
         ]
         turns: list[Message] = []
+        begins_with_summary = False
         for role, group in groupby(shown_items, key=lambda pair: pair[0]):
-            turns += self._read_turn(role, [item for _, item in group])
-        return turns
+            read_turns = self._read_turn(role, [item for _, item in group])
+            if self._summary is not None:
+                turns = [Message("user", summary_text(self._summary))]
+                self._summary, begins_with_summary = None, True
+            turns += read_turns
+        return join_summary(turns) if begins_with_summary else turns
 
     def check_media(self, turns: Iterable[Message], limits: dict[MediaKind, int]) -> None:
         """Raise BadMedia if the turns have too many items of a kind."""
@@ -131,6 +141,9 @@ class TurnReader:
         for block in blocks_of(items):
             if isinstance(block, str):
                 parts.append(block)
+            elif block.raw_value("type") == "compaction":
+                if self._read_summary(block):
+                    results, images, parts = [], [], []
             elif self.blocks.read_block_type(block) == "tool_result":
                 result, result_images = self._read_tool_result(block)
                 results.append(result)
@@ -139,7 +152,7 @@ class TurnReader:
                 parts += self.blocks.read_block(block)
         content = interleave_parts(filter(None, parts), JOINT)
         media = [*images, *content.media]
-        if results and not content.text and not media:
+        if (results or self._summary is not None) and not content.text and not media:
             return results
         return [*results, Message("user", content.text, media=media)]
 
@@ -197,11 +210,13 @@ class TurnReader:
         for block in blocks_of(items):
             if isinstance(block, str):
                 turn.texts.append(block)
+            elif block.raw_value("type") == "compaction":
+                turn = AssistantTurn() if self._read_summary(block) else turn
             else:
                 self._read_assistant_block(block, turn)
         texts, thoughts = list(filter(None, turn.texts)), list(filter(None, turn.thoughts))
         if not texts and not thoughts and not turn.calls:
-            return [Message("assistant", "")]
+            return [] if self._summary is not None else [Message("assistant", "")]
         content = JOINT.join(texts) if texts or not turn.calls else None
         return [Message("assistant", content, None, JOINT.join(thoughts) or None, turn.calls)]
 
@@ -219,20 +234,42 @@ class TurnReader:
             case _:
                 turn.texts += [part for part in self.blocks.read_block(block) if isinstance(part, str)]
 
+    def _read_summary(self, block: Fields) -> bool:
+        """Keep a summary, which stands for all before it. Return False for a block without one, which means nothing."""
+        check_member_names(block, COMPACTION_MEMBERS, self._rules, "compaction")
+        self.blocks.read_cache_control(block)
+        summary, signature = block.string("content", None), block.string("signature", None)
+        if summary == "":
+            raise block.empty_member("content", "string")
+        for change in block.objects("tool_changes", cap=MAX_BLOCKS):
+            self._read_tool_change(change, self.blocks.read_block_type(change))
+        if signature is not None and self._rules.strict and summary != self._opened(signature):
+            path = block.member_path("signature")
+            block_path = dotted_path(path.rpartition(".")[0])
+            raise InvalidValue(f"{block_path}: Invalid `signature` in `compaction` block", field=path)
+        if summary is not None:
+            self._summary = summary
+        return summary is not None
+
+    def _opened(self, signature: str) -> str | None:
+        """Return the text that a signature holds; None if this server did not make it for this client."""
+        try:
+            return self._context.open_reasoning(signature).decode()
+        except ValueError:
+            return None
+
     def _read_thinking(self, block: Fields) -> str:
         """Return the thinking that the model wrote, as its signature holds it, else as the client shows it."""
         check_member_names(block, THINKING_MEMBERS, self._rules, "thinking")
         shown_text, signature = block.string("thinking", None), block.string("signature", "")
         if shown_text is None:
             raise block.missing_member("thinking")
-        try:
-            return self._context.open_reasoning(signature).decode()
-        except ValueError:  # of another server, or of another tenant
-            if self._rules.strict:
-                path = block.member_path("signature")
-                block_path = dotted_path(path.rpartition(".")[0])
-                raise InvalidValue(f"{block_path}: Invalid `signature` in `thinking` block", field=path) from None
-            return shown_text
+        thinking = self._opened(signature)
+        if thinking is None and self._rules.strict:
+            path = block.member_path("signature")
+            block_path = dotted_path(path.rpartition(".")[0])
+            raise InvalidValue(f"{block_path}: Invalid `signature` in `thinking` block", field=path)
+        return shown_text if thinking is None else thinking
 
     def _read_tool_use(self, block: Fields) -> ToolCall:
         check_member_names(block, USE_MEMBERS, self._rules, "tool_use")
@@ -246,6 +283,15 @@ class TurnReader:
         if toolset is not None:
             name = joined_name(toolset, name)
         return ToolCall(use_id, name, encode_json(block.free_object("input")).decode())
+
+
+def join_summary(turns: list[Message]) -> list[Message]:
+    """Return the turns with the first, a summary, and a message of the user after it as one: turns should alternate."""
+    if len(turns) < 2 or turns[1].role != "user":
+        return turns
+    start = f"{turns[0].content}\n\n"
+    media = [replace(placed, position=len(start) + placed.position) for placed in turns[1].media]
+    return [replace(turns[1], content=start + (turns[1].content or ""), media=media), *turns[2:]]
 
 
 def blocks_of(items: Iterable[Fields]) -> Iterator[str | Fields]:
@@ -276,7 +322,7 @@ def check_order(items: Sequence[tuple[str, Fields]]) -> None:
     text after a call in the same message separates the call from its result.
     """
     spoken = [(turn_index, role, item) for turn_index, (role, item) in enumerate(items) if role != "system"]
-    if not spoken or spoken[0][1] != "user":
+    if not spoken or (spoken[0][1] != "user" and not _ids_in(spoken[0][2], "compaction", "content")):
         raise InvalidValue('messages: first message must use the "user" role', field="messages")
     open_calls: list[str] = []
     separated = False

@@ -50,7 +50,7 @@ TOOL_MEMBERS = ("name", "parameters", "strict", "type", "allowed_callers", "asyn
                 "output_schema")  # fmt: skip
 MEMBERS_ELSEWHERE = {"n", "use_beam_search", "logprob_token_ids"}  # which mean nothing here
 TWO_HISTORIES = "Only one of `previous_input_messages` and `previous_response_id` can be set."
-UNREAD_ITEMS = ("item_reference", "compaction")
+UNREAD_ITEMS = ("item_reference", "compaction", "compaction_trigger")
 NO_BACKGROUND = (
     "This server does not support `store=True` and therefore does not support the background mode. To enable these "
     "features, let it keep responses."

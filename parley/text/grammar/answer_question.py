@@ -116,7 +116,7 @@ def encode_question(prompt: Prompt, grammar: Grammar | None) -> str:
     large."""
     chat = find_answered_chat(prompt)
     if chat is not None:
-        chat = msgspec.structs.replace(chat, messages=[], options={})
+        chat = msgspec.structs.replace(chat, messages=[], options={}, edits=[])
     field = grammar.field if grammar is not None else "tools"
     try:
         question = json.dumps([_pack_value(chat), _pack_value(grammar)])

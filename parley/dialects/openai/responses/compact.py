@@ -19,12 +19,9 @@ from parley.dialects.openai.responses.response_object import usage_object
 from parley.dialects.openai.responses.response_rules import LENIENT, ResponsesRules
 from parley.dialects.reply import UnstreamedReply
 from parley.dialects.request_context import RequestContext
+from parley.dialects.summary_request import SUMMARY_REQUEST
 from parley.types import ChoiceDelta, Event, Message, Request, StopConditions, Usage
 
-SUMMARY_REQUEST = (
-    "Summarize the conversation so far, so that you can continue it from the summary alone. Keep all facts, decisions, "
-    "names and open tasks. Write nothing but the summary."
-)
 MAX_SUMMARY_TOKENS = 4096
 
 

@@ -22,6 +22,7 @@ from parley.dialects.openai.responses.content import ContentReader
 from parley.dialects.openai.responses.response_rules import ResponsesRules, conversation_error, unserved_error
 from parley.dialects.openai.tools import MAX_TOOLS
 from parley.dialects.request_context import RequestContext
+from parley.dialects.summary_request import summary_text
 from parley.errors import BadRequest, InvalidValue, UnknownRecord, excerpt
 from parley.types import Message, PlacedMedia, ToolCall
 
@@ -29,23 +30,25 @@ Item = dict[str, Any]
 MAX_ITEMS = 10_000
 MAX_NAME = 256  # characters of ids and names
 ROLES = ("user", "assistant", "system", "developer")
-SUMMARY_HEADING = "Summary of the conversation so far:"
+COVERS_ALL = "\x1e"  # before a sealed summary: all items before it are part of it
 MESSAGE_JOINT = "\n\n"  # between messages that become one
 TURN_JOINT = "\n"  # between the texts of one turn of the assistant
 # Calls of tools that another provider ran: they hold no text for the model.
 PASSED_ITEMS = frozenset(("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call"))
 UNSERVED_ITEMS = frozenset(
-    ("compaction_trigger", "configuration_update", "mcp_call", "mcp_list_tools",
+    ("configuration_update", "mcp_call", "mcp_list_tools",
      "mcp_approval_request", "mcp_approval_response", "program", "program_output")
 )  # fmt: skip
 
 
 class ConversationReader:
-    """Reads items one after another. ``messages``: the conversation; ``added_tools``: tools that items declare."""
+    """Reads items one after another. ``messages``: the conversation; ``added_tools``: tools that items declare;
+    ``summarizes``: the last item asks for a summary."""
 
     def __init__(self, rules: ResponsesRules, context: RequestContext):
         self.messages: list[Message] = []
         self.added_tools: list[Fields] = []
+        self.summarizes = False
         self._rules, self._context = rules, context
         self._limits = context.media_limits
         self._content_reader = ContentReader(rules, MediaReader(context.media_limits), context)
@@ -65,11 +68,16 @@ class ConversationReader:
     def read_earlier(self, items: list[Item]) -> None:
         """Read the items of an earlier response or of a conversation, as they were stored."""
         self.read_items(Fields(item, f"earlier[{number}]") for number, item in enumerate(items))
+        self.summarizes = False
 
     def read_items(self, items: Iterable[Fields]) -> None:
         """Read the items of one list. Raises BadRequest."""
         for item in items:
-            reader = ITEM_READERS.get(read_item_type(item, self._rules))
+            kind = read_item_type(item, self._rules)
+            if self.summarizes and kind != "compaction":  # the earlier ones have its answer after it
+                raise conversation_error("An item of type 'compaction_trigger' must be the last one.")
+            self.summarizes = False
+            reader = ITEM_READERS.get(kind)
             if reader is not None:
                 reader(self, item)
 
@@ -189,7 +197,7 @@ class ConversationReader:
             return visible
 
     def _read_compaction(self, item: Fields) -> None:
-        """Read a summary that stands for earlier turns, as ``/v1/responses/compact`` returned it."""
+        """Read a summary that stands for earlier turns, as this server returned it."""
         sealed = item.string("encrypted_content", None)
         if sealed is None:
             raise item.missing_member("encrypted_content")
@@ -197,7 +205,18 @@ class ConversationReader:
             summary = self._context.open_reasoning(sealed).decode()
         except ValueError:
             raise encrypted_content_error(item) from None
-        self._append_message("user", InterleavedText(f"{SUMMARY_HEADING}\n{summary}", []))
+        if summary.startswith(COVERS_ALL):
+            self._drop_turns()
+        self._append_message("user", InterleavedText(summary_text(summary.removeprefix(COVERS_ALL)), []))
+
+    def _drop_turns(self) -> None:
+        """Forget all but the instructions at the beginning, which a summary does not stand for."""
+        self._end_turn()
+        self.messages = self.messages[:1] if self.messages and self.messages[0].role == "system" else []
+        self._unanswered.clear()
+
+    def _read_compaction_trigger(self, item: Fields) -> None:
+        self.summarizes = True
 
     def _read_added_tools(self, item: Fields) -> None:
         if self._rules.strict:
@@ -224,6 +243,7 @@ ITEM_READERS: dict[str, Callable[[ConversationReader, Fields], None]] = {
     "custom_tool_call_output": ConversationReader._read_call_output,
     "reasoning": ConversationReader._read_reasoning,
     "compaction": ConversationReader._read_compaction,
+    "compaction_trigger": ConversationReader._read_compaction_trigger,
     "additional_tools": ConversationReader._read_added_tools,
     "tool_search_output": ConversationReader._read_search_output,
 }

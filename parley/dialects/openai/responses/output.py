@@ -124,11 +124,36 @@ class ReasoningItem(OpenItem):
         self._events.write(f"{self._part_event}.done", **self._place, part={"type": self._kind, "text": text})
 
 
+class CompactionItem(OpenItem):
+    """A summary of the conversation, which the client gets sealed by ``seal``."""
+
+    prefix = "cmp"
+
+    def __init__(self, unique_id: str, output_index: int, events: EventStream, seal: Callable[[str], str]):
+        super().__init__(unique_id, output_index, events)
+        self._texts: list[str] = []
+        self._seal = seal
+
+    def add_text(self, text: str) -> None:
+        """Add text. The first one is announced."""
+        if not self._texts:
+            self._events.write("response.compaction.compacting", **self._place)
+        self._texts.append(text)
+
+    def snapshot(self, status: ItemStatus) -> Item:
+        """Return the item as it is now."""
+        sealed = "" if status == "in_progress" else self._seal("".join(self._texts))
+        return {"id": self.id, "type": "compaction", "encrypted_content": sealed}
+
+    def _close_parts(self) -> None:
+        pass
+
+
 class OutputItems:
     """The items of one response. ``items``: those that are complete.
 
     ``declared``: the client's tools by the names that the model knows. ``as_summary``, ``seal`` and
-    ``reasoning_status`` as in ``ReasoningItem``.
+    ``reasoning_status`` as in ``ReasoningItem``. ``seal_summary``: the answer is a summary, which it seals.
     """
 
     def __init__(
@@ -141,8 +166,10 @@ class OutputItems:
         as_summary: bool,
         seal: Callable[[str], str] | None,
         reasoning_status: bool = False,
+        seal_summary: Callable[[str], str] | None = None,
     ):
         self.items: list[Item] = []
+        self._seal_summary = seal_summary
         self._unique_id, self._events, self._declared = unique_id, events, declared
         self._wants_logprobs, self._as_summary, self._seal = wants_logprobs, as_summary, seal
         self._reasoning_status = reasoning_status
@@ -152,7 +179,10 @@ class OutputItems:
 
     def add_delta(self, delta: ChoiceDelta) -> None:
         """Add new output of the model."""
-        if delta.output_part == "content":
+        if self._seal_summary is not None:
+            if delta.output_part == "content" and delta.text:
+                self._summary_item(self._seal_summary).add_text(delta.text)
+        elif delta.output_part == "content":
             self._add_content(delta)
         elif delta.output_part == "reasoning":
             if delta.text:
@@ -163,12 +193,21 @@ class OutputItems:
     def close_items(self, status: ItemStatus, *, empty_message: bool) -> list[Item]:
         """End the item that is open, and return all items.
 
-        ``empty_message``: a complete answer without any has an empty message.
+        ``empty_message``: a complete answer without any has an empty message. A summary is always there.
         """
+        if self._seal_summary is not None:
+            self._summary_item(self._seal_summary)
         if empty_message and self._open_item is None and not self.items and status == "completed":
             self._begin_message()
         self._close_open(status)
         return self.items
+
+    def _summary_item(self, seal: Callable[[str], str]) -> CompactionItem:
+        """Return the item of the summary, which is open from its first use on."""
+        if not isinstance(self._open_item, CompactionItem):
+            self._begin_item(CompactionItem(self._unique_id, len(self.items), self._events, seal))
+        assert isinstance(self._open_item, CompactionItem)
+        return self._open_item
 
     def _add_content(self, delta: ChoiceDelta) -> None:
         item = self._open_item

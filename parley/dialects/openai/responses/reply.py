@@ -31,8 +31,20 @@ from parley.dialects.openai.responses.response_object import ResponseObject, Res
 from parley.dialects.openai.responses.response_rules import LENIENT, ResponsesRules
 from parley.dialects.reply import Reply
 from parley.dialects.request_context import RequestContext
+from parley.dialects.summary_request import SUMMARY_REQUEST
 from parley.errors import InvalidValue, NotReady, ParleyError
-from parley.types import ChatPrompt, ChoiceDelta, ChoiceDone, Event, OutputOptions, PromptAccepted, Request, Usage
+from parley.types import (
+    ChatPrompt,
+    ChoiceDelta,
+    ChoiceDone,
+    ContextEdit,
+    Event,
+    OutputOptions,
+    PromptAccepted,
+    Request,
+    SummarizeContext,
+    Usage,
+)
 
 KEEPALIVE_SECONDS = 15.0
 TRUNCATIONS = ("auto", "disabled")
@@ -47,13 +59,14 @@ def read_response_request(body: bytes, context: RequestContext, rules: Responses
 class ResponseInput(msgspec.Struct, frozen=True):
     """The input of a body: the conversation, with all its items as they are stored, and the tools.
 
-    ``new_items``: those of ``all_items`` that the body brought.
+    ``new_items``: those of ``all_items`` that the body brought. ``summarizes``: they ask for a summary.
     """
 
     chat: ChatPrompt
     tool_members: tools.ToolMembers
     all_items: list[stored.Item]
     new_items: list[stored.Item]
+    summarizes: bool
 
 
 def read_response_input(
@@ -81,7 +94,7 @@ def read_response_input(
         options=read_template_options(body),
     )
     listed_items = stored.with_ids(new_items, context.unique_id)
-    return ResponseInput(chat, tool_members, [*earlier, *listed_items], listed_items)
+    return ResponseInput(chat, tool_members, [*earlier, *listed_items], listed_items, reader.summarizes)
 
 
 def read_token_count(body: bytes, context: RequestContext, rules: ResponsesRules = LENIENT) -> TokenizeRequest:
@@ -123,6 +136,7 @@ class ResponsesReply(Reply):
         self._storage = storage = members.read_storage(body, context)
         self._input = response_input = read_response_input(body, context, rules, storage)
         tool_members = response_input.tool_members
+        edits: list[ContextEdit] = [SummarizeContext(0, SUMMARY_REQUEST)] if response_input.summarizes else []
         max_tokens = body.integer("max_output_tokens", None, rules.min_output_tokens, MAX_TOKENS)
         self._generates = body.boolean("generate", True)  # False: compute the prompt for requests that continue it
         extra_members = vllm_members.read_vllm_members(
@@ -135,7 +149,7 @@ class ResponsesReply(Reply):
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
-            prompts=[response_input.chat],
+            prompts=[msgspec.structs.replace(response_input.chat, edits=edits)],
             sampling=read_openai_sampling(body),
             stop_conditions=read_stop_conditions(body, max_tokens if self._generates else 0, rules.reading),
             output_options=OutputOptions(logprobs=alternatives, stream_interval=read_stream_interval(body)),
@@ -164,6 +178,7 @@ class ResponsesReply(Reply):
             as_summary=reasoning.as_summary and not self.reasoning_as_text,
             seal=self._seal_reasoning if members.SEALED_INCLUDED in included and not self.reasoning_as_text else None,
             reasoning_status=self.reasoning_status,
+            seal_summary=self._seal_summary if response_input.summarizes else None,
         )
         self._client_streams = body.boolean("stream", False)
         self._response: ResponseObject | None = None  # once the model's name is final
@@ -205,6 +220,9 @@ class ResponsesReply(Reply):
 
     def _seal_reasoning(self, text: str) -> str:
         return self._context.seal_reasoning(text.encode())
+
+    def _seal_summary(self, text: str) -> str:
+        return self._context.seal_reasoning(f"{items.COVERS_ALL}{text}".encode())
 
     @property
     def _object(self) -> ResponseObject:
