@@ -693,6 +693,13 @@ def test_anthropic_summary_stands_for_all_before_it():
     image = user(COMPACTED, IMAGE, text("see"))
     (turn,) = turns(image, context=SEES)
     assert turn.content is not None and turn.content[turn.media[0].position :] == "see"
+    changed = COMPACTED | {
+        "tool_changes": [{"type": "tool_removal", "tool": {"type": "tool_reference", "name": "f"}}],
+        "encrypted_content": None,
+    }
+    assert chat(messages=[assistant(changed), user("b")], tools=[TOOL, TOOL | {"name": "g"}]).tools[0]["function"][
+        "name"
+    ] == "g"  # fmt: skip
     system = chat(system="Be kind.", messages=[user("a"), assistant(COMPACTED), user("b")]).messages
     assert [message.role for message in system] == ["system", "user"]
 

@@ -65,7 +65,7 @@ async def test_separated_stages_agree_whether_to_summarize(alike) -> None:
     items = [*CHAT["messages"], {"type": "compaction_trigger"}]
     for path, body in (
         ("/v1/messages", ask | {"compaction": {"type": "summarize"}}),
-        ("/v1/responses", {"input": items}),
+        ("/v1/responses", {"input": items, "store": False}),
     ):
         for stream in (False, True):
             sent = json.dumps(body | {"stream": stream}).encode()
