@@ -214,7 +214,7 @@ class TextPipeline:
         else:
             text, media = insert_replacements(prompt.text, prompt.media, media, self.media_marks)
             ids = encode(self.tokenizer, text, prompt.add_special_tokens and not has_own_bos(media))
-            ids = begin_after_marks(ids, media, self.tokenizer.find_token, self.tokenizer.names.get("bos_token", ""))
+            ids = self._begin_after_marks(ids, media)
         ids, placed = self._place_media(ids, media)
         return PreparedPrompt(ids, media=placed)
 
@@ -359,6 +359,9 @@ class TextPipeline:
         token_ids = (self.tokenizer.find_token(marks.placeholder) for marks in self.media_marks.values())
         return frozenset(token_id for token_id in token_ids if token_id is not None)
 
+    def _begin_after_marks(self, token_ids: list[int], media: Sequence[ProcessedMedia]) -> list[int]:
+        return begin_after_marks(token_ids, media, self.tokenizer.find_token, self.tokenizer.names.get("bos_token", ""))
+
     def _place_media(self, token_ids: list[int], media: Sequence[ProcessedMedia]) -> tuple[list[int], list[MediaItem]]:
         """Return the tokens with those that lead the prompt, and where the items' embeddings belong. Raises
         InvalidValue if the prompt has other placeholders than theirs, or kinds of media that the model does not read
@@ -375,6 +378,23 @@ class TextPipeline:
         if any(item.leads_prompt for item in media):
             return place_leading_items(token_ids, media, self.tokenizer.find_token)
         return token_ids, find_media_items(token_ids, media, self.tokenizer.find_token) if media else []
+
+    def _lead_with_media(
+        self, token_ids: list[int], spans: list[tuple[int, int]], media: Sequence[ProcessedMedia], *, is_plain: bool
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the tokens of a prompt with those of the items that lead it, and their spans, if there are any.
+
+        ``is_plain``: the prompt is a plain text. Raises InvalidValue as ``_place_media`` does.
+        """
+        if is_plain:
+            begun = self._begin_after_marks(token_ids, media)
+            if begun != token_ids and spans:
+                place = begun.index(token_ids[0])
+                spans = [*spans[1 : place + 1], spans[0], *spans[place + 1 :]]
+            token_ids = begun
+        placed_ids, _ = self._place_media(token_ids, media)
+        lead = len(placed_ids) - len(token_ids)
+        return placed_ids, [(0, 0)] * lead + spans if spans else []
 
     def _write_gap(self, prompt: TextPrompt) -> str:
         """Return the text of a prompt with a suffix. Raises Unsupported."""
@@ -507,8 +527,8 @@ class TextPipeline:
     ) -> tuple[str, list[int], list[tuple[int, int]]]:
         """Return a prompt's text (rendered, for a conversation), its token ids, and each token's character span.
 
-        ``with_spans``: otherwise the spans are left out. ``media``: the items of the prompt. Raises InvalidValue if
-        there are more than ``max_tokens`` tokens.
+        ``with_spans``: otherwise the spans are left out. Tokens of images that lead the prompt have empty ones.
+        ``media``: the items of the prompt. Raises InvalidValue if there are more than ``max_tokens`` tokens.
         """
         if isinstance(prompt, TextPair | JoinedPrompt):
             ids = self.prepare_prompt(prompt).token_ids
@@ -518,7 +538,8 @@ class TextPipeline:
         encoder: TextEncoder = self.tokenizer
         text = encodable = ""
         if isinstance(prompt, ChatPrompt):
-            text, _, encodable, encoder, _ = self.render_chat(prompt, media)
+            rendered = self.render_chat(prompt, media)
+            text, encodable, encoder, media = rendered.text, rendered.encodable, rendered.encoder, rendered.media
         else:
             text, media = insert_replacements(prompt.text, prompt.media, media, self.media_marks)
             encodable = text
@@ -529,6 +550,8 @@ class TextPipeline:
             ids, spans = encoder.encode(encodable, special, max_tokens), []
         if max_tokens is not None and len(ids) > max_tokens:
             raise InvalidValue(f"The text has over {max_tokens} tokens, more than are counted at once.", field="prompt")
+        if any(item.leads_prompt for item in media):
+            ids, spans = self._lead_with_media(ids, spans, media, is_plain=not isinstance(prompt, ChatPrompt))
         return text, ids, spans
 
 

@@ -115,6 +115,22 @@ def test_tokens_of_images_are_those_of_the_processor(family, text, positions, si
     assert all(item.runs[-1].offset + item.runs[-1].count == item.count for item in prepared.media)
 
 
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_tokens_that_lead_a_prompt_are_counted(is_chat):
+    """/tokenize counts what the model reads."""
+    pipeline, items = load_pipeline("mllama"), [process_image("mllama", "small")]
+    prompt = chat_of("What is this?", [0]) if is_chat else TextPrompt("What is this?", media=[placed(0)])
+    text, ids, spans = pipeline.tokenize_prompt(prompt, media=items)
+    prepared = pipeline.prepare_prompt(prompt, media=items)
+    assert ids == prepared.token_ids and len(spans) == len(ids)
+    lead = lead_length(prepared.media)
+    assert lead > 0 and set(spans[:lead]) == {(0, 0)}
+    written = {place: text[slice(*span)] for place, span in enumerate(spans) if span[0] < span[1]}
+    assert written == {place: pipeline.tokenizer.decode([ids[place]], skip_special=False) for place in written}
+    assert len(written) > 3
+    assert pipeline.tokenize_prompt(prompt, with_spans=False, media=items)[1:] == (ids, [])
+
+
 @pytest.mark.parametrize("family", ["qwen2_vl", "llava", "gemma3"])
 def test_a_mark_that_a_client_writes_is_text(family):
     pipeline = load_pipeline(family)
