@@ -81,8 +81,9 @@ GGUF = """\
 
 ## GGUF files
 
-These values of `general.architecture` are read; all others are refused:
+These values of `general.architecture` are read:
 {gguf}.
+All others are refused, those of llama.cpp with the reason (`parley/gguf/refused_architectures.py`).
 
 Architectures that the zoo does not list are compared with the folders that they were made from, in
 `tests/model/test_gguf_*.py`. Layers that predict further tokens are left out.
@@ -99,21 +100,25 @@ Images and audio need llama.cpp's second file, `mmproj-*.gguf`, with the encoder
 file beside the model, `--mmproj FILE` names it, and of a model on the hub it is downloaded with it (the one that
 llama.cpp would take). These values of its `clip.projector_type` are read:
 {projectors}.
-With any other the model reads text only, and a warning says why; one that `--mmproj` names is an error then. Images
-have the sizes of the published processors where the file does not say them, and Qwen's models and Gemma 4 read videos
-as well. Embeddings of tiny models are those of the folders that they were made from
-(`tests/model/test_*projectors.py`). Gemma's token for an image, which its files lack, takes
-the id of the last `<unused…>` token, and LLaVA's that of the last reserved token, or of `<unk>`, which no text has.
+With any other the model reads text only, and a warning says why (`parley/gguf/projectors/refused_projectors.py`);
+one that `--mmproj` names is an error then. Images have the sizes of the published processors where the file does not
+say them, and Qwen's models and Gemma 4 read videos as well. Embeddings of tiny models are those of the folders that
+they were made from (`tests/model/test_*projectors.py`). Gemma's token for an image, which its files lack, takes the id
+of the last `<unused…>` token, and LLaVA's that of the last reserved token, or of `<unk>`, which no text has.
 
 * `pixtral` is Pixtral, and Mistral Small 3.1 and later; `idefics3` is SmolVLM as well, which reads no videos from GGUF.
 * `internvl` reads videos if the vocabulary has `<video>`, or a token without use that can become it.
-* `gemma4v` reads images and videos; the audio of Gemma 4's small models is left out. Images of the large ones see
-  both ways, which files do not say.
+* `gemma4v` reads images and videos, and with `gemma4a` beside it, in the small models, audio. `gemma4uv` and `gemma4ua`
+  are Gemma 4 12B. Images of the large ones see both ways, which files do not say. Files have softplus of some numbers
+  of the audio encoder, so these may differ from the folder's in the last bit.
 * `glm4v` is GLM-4.1V, 4.5V, 4.6V and GLM-OCR. The frames of videos have the times that GLM-4.6V's processor writes.
 * `mlp` is LLaVA 1.5 and 1.6, and models with CLIP made as they are; other encoders of this kind, such as Moondream's
   and Granite Vision's, are refused. LLaVA 1.5 gets images padded to squares, as its own config and llama.cpp do it.
 * `kimik25` reads images, and no videos.
 * `qwen2.5o` (Qwen2.5-Omni) reads images, videos and audio, and writes text.
+* `qwen3vl_merger` with `qwen3a` beside it is Qwen3-Omni, which reads images, videos and audio, and writes text.
+  `qwen3a` alone is Qwen3-ASR.
+* `minicpmv4_6` is MiniCPM-V 4.6, with images and videos.
 * `qwen2a`, `voxtral` and `musicflamingo` (Audio Flamingo 3) read audio.
 * Whether a message may have media depends on the chat template in the model's file, which has to write their marks.
 
@@ -137,6 +142,11 @@ they are needed.
 * `starcoder2` has the window of 4,096 tokens of the published models, which files do not say; llama.cpp has none.
 * `stablelm` with norms of queries, or without a norm before its MLPs (StableLM 2 12B), is refused, and so are `olmo`
   and `olmoe` whose queries, keys and values are clamped.
+* `maincoder` computes what Hunyuan does, and `hunyuan_vl` (HunyuanOCR) as well: it reads text only. `deepseek2-ocr` is
+  the language model of DeepSeek-OCR, for text only, and computes what DeepSeekMoE does. `plm` is PLM.
+* `granite_swa` is Granite with windows, dense or a mixture. Shared experts whose gates and ups are one tensor are
+  refused.
+* `flex-olmo` is FlexOlmo; llama.cpp has not settled this name yet.
 * `deepseek` is DeepSeekMoE (DeepSeek's first mixture of experts).
 * `deepseek2` is DeepSeek-V2, V3 and R1, Kimi K2, GLM-4.7-Flash and Youtu. A file of V3 or R1 may lack the number of
   groups of experts; it gets the 8 groups of the published models, where llama.cpp uses none. DeepSeek-V2 ranks its

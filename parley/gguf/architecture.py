@@ -63,7 +63,7 @@ class Architecture:
     * ``layer_names``: names of tensors in layers that differ from the usual ones; a name with a suffix stands for that
       tensor alone. ``model_names``: the same for tensors outside of layers. ``layer_prefix``: begins the names of
       layers.
-    * ``interleaved``: the rows of queries and keys are in llama.cpp's order.
+    * ``interleaved``: the rows of queries and keys are in llama.cpp's order, as are the weights of their norms.
     * ``norm_offset``: the number that llama.cpp's converter adds to the weights of norms; ``has_plain_last_norm``: not
       to those of the last norm.
     * ``fields``: constant members of the config. ``keys``: further metadata fields, and their names in the config.
@@ -125,6 +125,8 @@ class Architecture:
 
 # The norm before the MLP is named after its position, after attention
 NORM_AFTER_ATTENTION = {"post_attention_norm": "post_attention_layernorm"}
+# The norms of queries and keys come after the rotary embedding
+NORM_AFTER_ROPE = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 # The tensors of DeepSeek's mixtures, which other architectures have as well
 DEEPSEEK_MIXTURE_NAMES = {
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",

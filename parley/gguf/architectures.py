@@ -13,6 +13,7 @@ from parley.gguf.architecture import (
     DEEPSEEK_MIXTURE_NAMES,
     GRANITE_KEYS,
     NORM_AFTER_ATTENTION,
+    NORM_AFTER_ROPE,
     SIGMOID,
     Architecture,
     complete_biases,
@@ -26,10 +27,11 @@ from parley.gguf.gemma_architectures import GEMMA_3N, GEMMA_4, GEMMA_LAYER_NAMES
 from parley.gguf.gpt_architectures import GPT_ARCHITECTURES
 from parley.gguf.header import GgufError, GgufModel
 from parley.gguf.latent_architectures import LATENT_ARCHITECTURES
-from parley.gguf.llama_architectures import LLAMA_ARCHITECTURES
+from parley.gguf.llama_architectures import HUNYUAN_DENSE, LLAMA_ARCHITECTURES
 from parley.gguf.mamba_architectures import MAMBA_ARCHITECTURES
 from parley.gguf.mixture_architectures import MIXTURE_ARCHITECTURES
 from parley.gguf.recent_architectures import RECENT_ARCHITECTURES
+from parley.gguf.refused_architectures import REFUSED_ARCHITECTURES
 from parley.gguf.state_architectures import (
     FALCON_H1,
     GRANITE_HYBRID,
@@ -150,7 +152,7 @@ LLAMA_4 = Architecture(
     complete=complete_llama_4,
 )
 OLMOE = Architecture("olmoe", "OlmoeForCausalLM", fields={"norm_topk_prob": False}, refused=("attention.clamp_kqv",))
-NORM_AFTER_ROPE = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+FLEX_OLMO = Architecture("flex_olmo", "FlexOlmoForCausalLM", OLMO_LAYER_NAMES, fields={"norm_topk_prob": False})
 HUNYUAN_MOE = Architecture(
     "hunyuan_v1_moe",
     "HunYuanMoEV1ForCausalLM",
@@ -202,7 +204,7 @@ ARCHITECTURES = {
     "arcee": Architecture("arcee", "ArceeForCausalLM", interleaved=True),
     "dots1": replace(DOTS_1, mixture=DOTS_1),
     "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", OLMO_LAYER_NAMES, complete=complete_windows),
-    "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", NORM_AFTER_ROPE),
+    "hunyuan-dense": HUNYUAN_DENSE,
     "hunyuan-moe": replace(HUNYUAN_MOE, mixture=HUNYUAN_MOE),
     "lfm2": LFM2,
     "lfm2moe": replace(LFM2_MOE, mixture=LFM2_MOE),
@@ -210,6 +212,7 @@ ARCHITECTURES = {
         "nemotron", "NemotronForCausalLM", norm_offset=1.0, keys={"attention.layer_norm_epsilon": "norm_eps"}
     ),
     "olmo": Architecture("olmo", "OlmoForCausalLM", interleaved=True, keys={"attention.clamp_kqv": "clip_qkv"}),
+    "flex-olmo": replace(FLEX_OLMO, mixture=FLEX_OLMO),  # a name that llama.cpp has not settled yet
     "olmoe": replace(OLMOE, mixture=OLMOE),
     "stablelm": Architecture("stablelm", "StableLmForCausalLM", bias_layer="attn_q", complete=complete_stablelm),
     "starcoder2": Architecture(
@@ -241,6 +244,9 @@ def find_architecture(model: GgufModel) -> Architecture:
     for holds, kinds in FOREIGN_KINDS.items():
         if name in kinds or model.metadata.get("general.type") in kinds:
             raise GgufError(f"{file} holds {holds}")
+    if isinstance(name, str) and name in REFUSED_ARCHITECTURES:
+        reason = REFUSED_ARCHITECTURES[name]
+        raise GgufError(f"{file} has the architecture {name}, which is not read from GGUF: {reason}")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         readable = ", ".join(ARCHITECTURES)
         raise GgufError(f"{file} has the architecture {str(name)[:100]}, which is not read from GGUF; {readable} are")

@@ -306,6 +306,7 @@ YOUTU = replace(
 )
 MINICPM_3 = Architecture("minicpm3", "MiniCPM3ForCausalLM", LATENT_LAYER_NAMES, complete=complete_minicpm_3)
 LATENT_ARCHITECTURES = {
+    "plm": Architecture("plm", "PLMForCausalLM", LATENT_LAYER_NAMES, complete=complete_latents),
     "deepseek2": YOUTU,
     "deepseek32": replace(DEEPSEEK_32, mixture=DEEPSEEK_32),
     "glm-dsa": replace(GLM_DSA, mixture=GLM_DSA),

@@ -5,11 +5,19 @@ Most are Llama under another name. Their configs are those of the type that comp
 
 from __future__ import annotations
 
+import math
 import reprlib
 from dataclasses import replace
 from typing import Any
 
-from parley.gguf.architecture import GRANITE_KEYS, Architecture, complete_biases, fields_of, read_size
+from parley.gguf.architecture import (
+    GRANITE_KEYS,
+    NORM_AFTER_ROPE,
+    Architecture,
+    complete_biases,
+    fields_of,
+    read_size,
+)
 from parley.gguf.header import GgufError, GgufModel
 
 # Of MiniCPM 1 and 2, whose first files do not say them
@@ -86,10 +94,22 @@ def complete_qwen(model: GgufModel, config: dict[str, Any]) -> None:
     config["intermediate_size"] = read_size(model, "feed_forward_length") // 2
 
 
+def complete_hunyuan(model: GgufModel, config: dict[str, Any]) -> None:
+    """Stretch the base of the rotary embedding by ``alpha``, as HunyuanOCR's own code does. Raises GgufError."""
+    alpha = fields_of(model).get("rope.scaling.alpha", 1.0)
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    if not isinstance(alpha, float) or not 0 < alpha < math.inf or head_dim <= 2:
+        raise GgufError(
+            f"{model.paths[0].name} gives rope.scaling.alpha as {reprlib.repr(alpha)} for heads of {head_dim} numbers"
+        )
+    config["rope_theta"] = config.get("rope_theta", 1e4) * alpha ** (head_dim / (head_dim - 2))
+
+
 LISTS_OF_SIZES = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 LLAMA_BY_ANOTHER_NAME = Architecture(
     "llama", "LlamaForCausalLM", interleaved=True, fields={"sliding_window": None}, bias_layer="attn_q"
 )
+HUNYUAN_DENSE = Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", NORM_AFTER_ROPE)
 LLAMA_ARCHITECTURES = {
     "bitnet": Architecture(
         "bitnet",
@@ -107,6 +127,9 @@ LLAMA_ARCHITECTURES = {
         lists=LISTS_OF_SIZES,
         complete=complete_deci,
     ),
+    # Of the axes of positions all are the same for text
+    "hunyuan_vl": replace(HUNYUAN_DENSE, complete=complete_hunyuan, has_axes=True),
+    "maincoder": replace(HUNYUAN_DENSE, interleaved=True),
     "exaone": replace(LLAMA_BY_ANOTHER_NAME, interleaved=False, keys={"attention.layer_norm_epsilon": "rms_norm_eps"}),
     "internlm2": LLAMA_BY_ANOTHER_NAME,
     "pangu-embedded": replace(LLAMA_BY_ANOTHER_NAME, interleaved=False),

@@ -88,6 +88,8 @@ AFMOE = Architecture(
     gating=SIGMOID,
 )
 DEEPSEEK = Architecture("deepseek", "DeepseekForCausalLM", DEEPSEEK_MIXTURE_NAMES, interleaved=True)
+# The language model of DeepSeek-OCR, whose queries and keys llama.cpp's converter leaves as they are
+DEEPSEEK_OCR = replace(DEEPSEEK, interleaved=False)
 EXAONE_MOE = Architecture(
     "exaone_moe", "ExaoneMoeForCausalLM", DEEPSEEK_MIXTURE_NAMES, gating=SIGMOID, complete=complete_windows
 )
@@ -125,6 +127,7 @@ MIXTURE_ARCHITECTURES = {
     "bailingmoe": replace(LING, mixture=LING),
     "bailingmoe2": replace(LING_2, mixture=LING_2),
     "deepseek": replace(DEEPSEEK, mixture=DEEPSEEK),
+    "deepseek2-ocr": replace(DEEPSEEK_OCR, mixture=DEEPSEEK_OCR),
     "exaone-moe": replace(EXAONE_MOE, mixture=EXAONE_MOE),
     "mimo2": replace(MIMO_2, mixture=MIMO_2),
     "phimoe": replace(PHIMOE, mixture=PHIMOE),

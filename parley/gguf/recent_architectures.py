@@ -1,4 +1,4 @@
-"""Recent mixtures in GGUF files: Command A+, Hy3, Kolibri 1, Laguna, Mellum 2 and SmallThinker."""
+"""Recent decoders in GGUF files: Command A+, Granite with windows, Hy3, Kolibri 1, Laguna, Mellum 2, SmallThinker."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from parley.gguf.architecture import (
     DEEPSEEK_MIXTURE_NAMES,
+    GRANITE_KEYS,
     SIGMOID,
     SOFTMAX,
     Architecture,
@@ -145,6 +146,22 @@ def check_kolibri(model: GgufModel, config: dict[str, Any]) -> None:
             raise GgufError(f"{model.paths[0].name} gives {key} as {reprlib.repr(config[name])}; only 1 is read here")
 
 
+def complete_granite_windows(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add which layers have a rotary embedding: all, if the file does not list them. Raises GgufError."""
+    count = config["num_hidden_layers"]
+    listed = fields_of(model).get(ROPE_PATTERN, [True] * count)
+    if not isinstance(listed, list) or len(listed) != count or not all(isinstance(turns, bool) for turns in listed):
+        raise GgufError(
+            f"{model.paths[0].name} gives {ROPE_PATTERN} as {reprlib.repr(listed)}; it is true or false for each of "
+            f"{count} layers"
+        )
+    if "blk.0.ffn_up_shexp.weight" in model.tensors and "blk.0.ffn_gate_shexp.weight" not in model.tensors:
+        raise GgufError(f"{model.paths[0].name} has gates and ups of shared experts as one tensor, which is not read")
+    theta = config.get("rope_theta", 1e4)
+    config["layer_rope_theta"] = [theta if turns else 0 for turns in listed]
+
+
+ROPE_PATTERN = "attention.rope_pattern"
 SMALL_THINKER_WINDOW = 4096
 USUAL_PERIOD = 4  # layers; of those with and without a window
 COMMAND_MIXTURE = Architecture(
@@ -161,6 +178,19 @@ LAGUNA = Architecture(
     lists=("attention.head_count",),
     gating=SIGMOID,
     complete=complete_laguna,
+)
+GRANITE_WINDOWS = Architecture(
+    "granite_swa",
+    "GraniteSWAForCausalLM",
+    {"attn_sinks.weight": "self_attn.sinks"},
+    interleaved=True,
+    keys=GRANITE_KEYS,
+    complete=complete_granite_windows,
+)
+GRANITE_WINDOWS_MIXTURE = replace(
+    GRANITE_WINDOWS,
+    model_type="granitemoe_swa",
+    class_name="GraniteMoeSWAForCausalLM",
 )
 HY_3 = Architecture("hy_v3", "HYV3ForCausalLM", DEEPSEEK_MIXTURE_NAMES, gating=SIGMOID, complete=complete_hy_3)
 KOLIBRI = Architecture(
@@ -180,6 +210,7 @@ SMALL_THINKER = Architecture(
 )
 RECENT_ARCHITECTURES = {
     "cohere2moe": replace(COMMAND_MIXTURE, mixture=COMMAND_MIXTURE),
+    "granite_swa": replace(GRANITE_WINDOWS, mixture=GRANITE_WINDOWS_MIXTURE),
     "hy_v3": replace(HY_3, mixture=HY_3),
     # llama.cpp does not know Kolibri yet; its ports have two names for it
     **dict.fromkeys(("kolibri1", "kolibri"), replace(KOLIBRI, mixture=KOLIBRI)),

@@ -115,3 +115,11 @@ def test_other_layers_are_refused(name, value):
     fields = tiny_models.BASE_CONFIG | DEEPSEEK | {name: value}
     with pytest.raises(Unfusable, match=name if value is not None else "num_experts"):
         read_decoder_config(fields)
+
+
+def test_the_language_model_of_deepseek_ocr_is_read_from_gguf(folders, tmp_path, monkeypatch):
+    """Its queries and keys are in the order of the folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    unpacked = unpack_gguf(convert_folder(tmp_path / "x.gguf", folders[1], arch="deepseek2-ocr"))
+    assert read_decoder_config(read_config(unpacked)) == read_decoder_config(read_config(folders[1]))
+    assert torch.equal(long_logprobs(unpacked, "float32"), long_logprobs(folders[1], "float32"))

@@ -7,6 +7,7 @@ import functools
 import os
 from dataclasses import replace
 
+import gguf
 import pytest
 import torch
 from support import tiny_models
@@ -16,10 +17,13 @@ from support.run_model import load_test_runner, serve_requests
 from support.tiny_models import LATENT_DECODERS, STATE_DECODERS, models_home
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from parley.gguf.architectures import ARCHITECTURES, FOREIGN_KINDS, find_architecture
 from parley.gguf.folder import unpack_gguf
 from parley.gguf.header import GgufError, read_model
 from parley.gguf.model_config import model_config
+from parley.gguf.refused_architectures import REFUSED_ARCHITECTURES
 from parley.model.checkpoint.gguf_tensors import read_gguf_entries
+from parley.model.networks.config_reader import read_decoder_config
 from parley.types import EngineRequest, SamplingOptions
 
 IS_NIGHT = bool(os.environ.get("PARLEY_NIGHTLY"))
@@ -47,6 +51,8 @@ OTHER_NAMES = {
     ),
     "bailingmoe2": ("glm4_moe", {"attention_bias": False, "use_qk_norm": True}, {"packs_heads": True}),
 }
+HUNYUAN = {"head_dim": 16, "attention_bias": False, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+OTHER_NAMES["maincoder"] = ("hunyuan", HUNYUAN, {"turns_heads": True})
 OTHER_NAMES["bitnet"] = ("bitnet", {"hidden_act": "silu", "tie_word_embeddings": True}, {})
 OTHER_NAMES["qwen"] = ("qwen2", {"num_key_value_heads": 4}, {"packs_heads": True})
 OTHER_NAMES |= dict.fromkeys(("xverse", "baichuan"), OTHER_NAMES["internlm2"])
@@ -59,6 +65,9 @@ OWN_TYPES = {
     "apertus": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "cohere2_moe": {"expert_selection_fn": "sigmoid"},
     "exaone_moe": {"n_group": 1, "topk_group": 1},
+    "flex_olmo": {},
+    "granite_swa": {},
+    "granitemoe_swa": {},
     "hy3": {},
     "jais2": {},
     "kimi_linear": {},
@@ -84,6 +93,8 @@ TRIED = (
         "minicpm3",
         "mistral4",
         "mellum",
+        "maincoder",
+        "granite_swa",
         "cohere2_moe",
         "kolibri1",
         "laguna",
@@ -286,3 +297,40 @@ def test_kolibri_under_its_other_name_is_read_alike():
     renamed = {key.replace("kolibri1.", "kolibri."): value for key, value in model.metadata.items()}
     other = replace(model, metadata=renamed | {"general.architecture": "kolibri"})
     assert model_config(other) == model_config(model)
+
+
+def test_every_architecture_of_llama_cpp_is_read_or_refused_with_a_reason():
+    foreign = {kind for kinds in FOREIGN_KINDS.values() for kind in kinds}
+    assert set(gguf.MODEL_ARCH_NAMES.values()) - {"clip"} <= ARCHITECTURES.keys() | REFUSED_ARCHITECTURES.keys()
+    assert not ARCHITECTURES.keys() & REFUSED_ARCHITECTURES.keys()
+    assert "clip" in foreign and not foreign & (ARCHITECTURES.keys() | REFUSED_ARCHITECTURES.keys())
+    model = read_header("kolibri1")
+    for name, reason in REFUSED_ARCHITECTURES.items():
+        model.metadata["general.architecture"] = name
+        with pytest.raises(GgufError) as refusal:
+            find_architecture(model)
+        assert str(refusal.value) == f"x.gguf has the architecture {name}, which is not read from GGUF: {reason}"
+
+
+def test_hunyuan_ocr_stretches_its_rotary_embedding():
+    """Its positions have axes, which are equal for text."""
+    model = read_header("maincoder")
+    shape = {f"hunyuan_vl{key.removeprefix('maincoder')}": value for key, value in model.metadata.items()}
+    model.metadata.update(
+        shape | {"general.architecture": "hunyuan_vl", "hunyuan_vl.rope.dimension_sections": [2, 2, 2, 2]}
+    )
+    for alpha, base in ((1000.0, 1e4 * 1000 ** (16 / 14)), (1.0, 1e4)):
+        model.metadata["hunyuan_vl.rope.scaling.alpha"] = alpha
+        (rope,) = read_decoder_config(model_config(model)).ropes
+        assert rope.theta == pytest.approx(base)
+    model.metadata["hunyuan_vl.rope.scaling.alpha"] = "1"
+    with pytest.raises(GgufError, match=r"^x\.gguf gives rope\.scaling\.alpha as '1' for heads of 16 numbers$"):
+        model_config(model)
+
+
+@pytest.mark.parametrize("listed", [[True], [1, 0, 1, 0], "full"])
+def test_unclear_layers_of_granite_with_a_rotary_embedding_are_refused(listed):
+    model = read_header("granite_swa")
+    model.metadata["granite_swa.attention.rope_pattern"] = listed
+    with pytest.raises(GgufError, match=r"^x\.gguf gives attention\.rope_pattern as .*; it is true or false for each"):
+        model_config(model)

@@ -8,9 +8,11 @@ import os
 import re
 import shutil
 
+import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.encoded_media import answer_about_image, encode_media
 from support.media_requests import random_image
 from support.multimodal_models import multimodal_folder
@@ -19,9 +21,10 @@ from support.tiny_models import models_home
 
 from parley.gguf.folder import unpack_gguf
 from parley.gguf.header import GgufError, GgufModel, read_model
-from parley.gguf.projectors.gemma_projectors import GEMMA_4_MARKS
+from parley.gguf.projectors.gemma_4_projectors import GEMMA_4_MARKS
 from parley.gguf.projectors.projector_tensors import check_block_tensors, projector_tensors
-from parley.gguf.projectors.table import find_projector
+from parley.gguf.projectors.refused_projectors import REFUSED_PROJECTORS
+from parley.gguf.projectors.table import PROJECTORS, find_projector
 from parley.gguf.projectors.whole_model import add_marks, processor_config, tokenizer_marks, whole_config
 from parley.model.checkpoint.files import Checkpoint, read_config
 from parley.model.checkpoint.gguf_tensors import read_gguf_entries
@@ -41,11 +44,13 @@ PUBLISHED = {
         "max_num_patches": 1024,
     },
     "llama4": {"max_patches": 16},
+    "gemma4_unified": {"max_soft_tokens": 280},
     "qwen2_5_omni_thinker": {},
 }
 PUBLISHED_SOUND = {"qwen2_5_omni_thinker": {"n_window": 100}}
 PUBLISHED_TEXT = {
     "gemma4": {"pad_token_id": 0},  # whose inputs of layers images get
+    "gemma4_unified": {"use_bidirectional_attention": "vision"},
     "llama4": {
         "attention_chunk_size": 8192,
         "no_rope_layers": [1, 1, 1],
@@ -53,10 +58,23 @@ PUBLISHED_TEXT = {
     },
 }
 UNUSED = {"audio_tower.audio_bos_eos_token.weight"}  # by Transformers as well
-SOUND = ["audioflamingo3", "qwen2_audio", "voxtral"]
+SOUND = ["audioflamingo3", "qwen2_audio", "qwen3_asr", "voxtral"]
+WITH_SOUND = ["gemma4", "gemma4_unified", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"]
 WITH_AXES = ["glm4v", "glm_ocr", "paddleocr_vl"]
-FAMILIES = [*PUBLISHED, *WITH_AXES, "kimi_k25", "idefics3", "internvl", "lighton_ocr", "mistral3", "pixtral", *SOUND]
-ENCODED = FAMILIES if IS_NIGHT else ["glm4v", "internvl", "mistral3", "qwen2_audio"]
+FAMILIES = [
+    *PUBLISHED,
+    *WITH_AXES,
+    "qwen3_omni_moe_thinker",
+    "minicpmv4_6",
+    "kimi_k25",
+    "idefics3",
+    "internvl",
+    "lighton_ocr",
+    "mistral3",
+    "pixtral",
+    *SOUND,
+]
+ENCODED = FAMILIES if IS_NIGHT else ["gemma4_unified", "glm4v", "internvl", "minicpmv4_6", "mistral3", "qwen2_audio"]
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +97,12 @@ def family_folder(family):
     if family in PUBLISHED_SOUND:
         config["audio_config"] |= PUBLISHED_SOUND[family]
     (folder / "config.json").write_text(json.dumps(config))
+    if family == "gemma4":  # files have softplus of these, so they get numbers that can be restored to the last bit
+        tensors = load_file(folder / "model.safetensors")
+        for name, tensor in tensors.items():
+            if name.endswith("per_dim_scale"):
+                tensors[name] = torch.nn.functional.softplus(tensor).double().expm1().log().float()
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
@@ -99,7 +123,7 @@ def media_of(family):
 def test_tensors_of_encoders_are_those_of_the_folder(family):
     stored, original = Checkpoint(unpack_gguf(*family_files(family))), Checkpoint(family_folder(family))
     expected = {name for name in original.tensor_names if is_encoder(name)}
-    unread = {name for name in expected if ".head." in name or (family.startswith("gemma4") and "audio" in name)}
+    unread = {name for name in expected if ".head." in name}
     assert {name for name in stored.tensor_names if is_encoder(name)} == expected - unread
     for name in expected - unread - UNUSED:
         shape = original.tensor_shape(name)
@@ -126,12 +150,13 @@ def test_embeddings_are_those_of_the_folder(family):
     expected_text, expected = encode_media(family_folder(family), kind, item)
     text, embeddings = encode_media(unpack_gguf(*family_files(family)), kind, item)
     assert text == expected_text
-    assert len(embeddings) == len(expected) == 1
-    assert torch.equal(embeddings[0], expected[0])
+    assert len(embeddings) == len(expected)
+    assert all(map(torch.equal, embeddings, expected))
 
 
-def test_audio_embeddings_of_a_file_with_two_encoders_equal_those_of_the_folder():
-    sound, family = media_of("qwen2_audio")[1], "qwen2_5_omni_thinker"
+@pytest.mark.parametrize("family", WITH_SOUND if IS_NIGHT else ["gemma4", "qwen3_omni_moe_thinker"])
+def test_audio_embeddings_of_a_file_with_two_encoders_equal_those_of_the_folder(family):
+    sound = media_of("qwen2_audio")[1]
     expected_text, expected = encode_media(family_folder(family), "audio", sound)
     text, embeddings = encode_media(unpack_gguf(*family_files(family)), "audio", sound)
     assert text == expected_text
@@ -251,6 +276,7 @@ def test_gemma_4_whose_keys_or_positions_have_impossible_shapes_is_refused(name,
     [
         ("glm4v", (15, 32), "has 15 positions in v.position_embd.weight, which make no square"),
         ("paddleocr_vl", (15, 32), "has 15 positions in v.position_embd.weight, which make no square"),
+        ("minicpmv4_6", (15, 32), "has 15 positions in v.position_embd.weight, which make no square"),
         ("kimi_k25", (16, 32), "has v.position_embd.weight of the shape (16, 32); it must have 3 axes"),
     ],
 )
@@ -262,6 +288,31 @@ def test_positions_of_impossible_shapes_are_refused(family, shape, reason):
     with pytest.raises(GgufError) as raised:
         whole_config(encoder, config | {"quantization_config": {}}, tokens)
     assert str(raised.value) == f"mmproj-model.gguf {reason}"
+
+
+@pytest.mark.parametrize("listed", [None, [], [7], [True], [0, 1], 6])
+def test_minicpm_whose_merger_has_no_place_is_refused(listed):
+    encoder = changed_file("minicpmv4_6", metadata={"clip.vision.wa_layer_indexes": listed})
+    config = {"model_type": "qwen3_5_text", "hidden_size": 64, "dtype": "float32", "tie_word_embeddings": True}
+    with pytest.raises(GgufError, match=r"gives clip\.vision\.wa_layer_indexes as .*; it is one of 3 blocks$"):
+        whole_config(encoder, config | {"quantization_config": {}}, list(find_projector(encoder).marks.values()))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "reason"),
+    [
+        ("v.patch_embd.weight", (48, 191), "a v.patch_embd.weight of 191 inputs, which are no square of pixels"),
+        ("v.patch_embd.weight", (48, 147), "gives clip.vision.patch_size as 4, which does not divide 7 pixels"),
+        ("v.patch_norm.1.bias", (190,), "the tensor v.patch_norm.1.bias of the shape [190]; its last axis has 192"),
+        ("v.position_embd.weight", (16, 48), "has v.position_embd.weight of the shape (16, 48); it must have 3 axes"),
+    ],
+)
+def test_gemma_4_12b_of_impossible_shapes_is_refused(name, shape, reason):
+    encoder = changed_file("gemma4_unified", tensors={name: shape})
+    config = {"model_type": "gemma4_text", "hidden_size": 64, "dtype": "float32", "tie_word_embeddings": True}
+    with pytest.raises(GgufError, match=re.escape(reason)):
+        whole_config(encoder, config | {"quantization_config": {}}, list(find_projector(encoder).marks.values()))
+        projector_tensors(encoder)
 
 
 @pytest.mark.parametrize(
@@ -276,6 +327,19 @@ def test_heads_of_glm_that_cannot_turn_are_refused(key, value, reason):
     model.metadata[f"glm4.{key}"] = value
     with pytest.raises(GgufError, match=reason):
         read_gguf_entries(model)
+
+
+def test_every_kind_of_llama_cpp_is_read_or_refused_with_a_reason():
+    kinds = {kind for name, kind in vars(gguf.VisionProjectorType).items() if name.isupper()}
+    assert kinds - {"gemma4a"} <= PROJECTORS.keys() | REFUSED_PROJECTORS.keys()  # which comes with gemma4v
+    assert not PROJECTORS.keys() & REFUSED_PROJECTORS.keys()
+    encoder = read_model(family_files("internvl")[1])
+    for kind, reason in REFUSED_PROJECTORS.items():
+        encoder.metadata["clip.projector_type"] = kind
+        with pytest.raises(GgufError) as refusal:
+            find_projector(encoder)
+        expected = f"mmproj-model.gguf is an encoder of the kind {kind}, which is not read: {reason}"
+        assert str(refusal.value) == expected
 
 
 def test_tensors_of_another_encoder_are_refused():

@@ -180,7 +180,7 @@ OTHER_NAMES = {"kimi_k2": "deepseek_v3"}  # Transformers knows the type only by 
 
 HEADS_OF_LAYERS = {"gemma4_text", "gemma4_unified_text"}  # some layers have heads of other sizes
 WITHOUT_ATTENTION = {"falcon_mamba", "mamba", "mamba2"}  # nor MLPs
-UNKNOWN_TYPES = {"deepseek", "nemotron-nas", "deci", "smallthinker", "openelm"}  # to Transformers
+UNKNOWN_TYPES = {"deepseek", "nemotron-nas", "deci", "smallthinker", "openelm", "plm"}  # to Transformers
 
 
 @pytest.mark.parametrize("model_type", sorted(FUSABLE_TYPES - WITHOUT_ATTENTION - UNKNOWN_TYPES))

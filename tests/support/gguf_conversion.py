@@ -55,6 +55,8 @@ ARCHITECTURES = {
     "exaone_moe": "exaone-moe",
     "mimo_v2_flash": "mimo2",
     "step3p5": "step35",
+    "flex_olmo": "flex-olmo",
+    "granitemoe_swa": "granite_swa",
 }
 DELTA_COUNTS = {
     "linear_conv_kernel_dim": "ssm.conv_kernel",
@@ -74,6 +76,8 @@ PERMUTED = (
     "arcee",
     "olmo",
     "granitemoehybrid",
+    "granite_swa",
+    "granitemoe_swa",
 )
 MAMBA_COUNTS = {
     "mamba_d_conv": "ssm.conv_kernel",
@@ -121,7 +125,7 @@ YARN_NUMBERS = {
 }
 SIGMOID = ("glm4_moe", "glm4v_moe_text", "minimax_m2", *LATENT_SIGMOID, "mimo_v2_flash", "dots1", "lfm2_moe")
 BARE_NAMES = ("layer_scalar", "experts.gate_up_proj", "experts.down_proj")  # of Gemma 4
-BARE_EXPERTS = {"mistral4": ("experts.gate_up_proj", "experts.down_proj")}
+BARE_EXPERTS = dict.fromkeys(("mistral4", "granitemoe_swa"), ("experts.gate_up_proj", "experts.down_proj"))
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 # Names of Transformers that the package does not know, and others of the same tensors
 OTHER_NAMES = {
@@ -269,8 +273,9 @@ def turn_heads(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict
     """Return tensors with the rows of queries and keys in llama.cpp's order."""
     turned = dict(tensors)
     for name, tensor in tensors.items():
-        if re.search(r"\.[qk]_proj\.", name):
+        if re.search(r"\.([qk]_proj|(query|key)_layernorm)\.", name):
             heads = config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
+            heads = 1 if "layernorm" in name else heads
             turned[name] = tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
     return turned
 
@@ -303,7 +308,7 @@ def add_gemma_4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, An
     windows = [layer_type == "sliding_attention" for layer_type in config["layer_types"]]
     shared, ropes = config["num_kv_shared_layers"], config["rope_parameters"]
     writer.add_shared_kv_layers(shared)
-    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_embedding_length_per_layer_input(config.get("hidden_size_per_layer_input") or 0)
     writer.add_sliding_window_pattern(windows)
     writer.add_key_length_swa(config["head_dim"])
     writer.add_value_length_swa(config["head_dim"])

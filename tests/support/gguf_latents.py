@@ -9,6 +9,7 @@ import gguf
 import torch
 
 LATENT_TYPES = {
+    "plm": "plm",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "deepseek_v32": "deepseek32",
@@ -18,7 +19,7 @@ LATENT_TYPES = {
     "kimi_linear": "kimi-linear",
     "mistral4": "mistral4",
 }
-LATENT_ARCHITECTURES = ("deepseek2", "deepseek32", "glm-dsa", "kimi-linear", "mistral4")
+LATENT_ARCHITECTURES = ("deepseek2", "deepseek32", "glm-dsa", "kimi-linear", "mistral4", "plm")
 LATENT_SIGMOID = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "kimi_linear")
 DENSE_LAYER = re.compile(r"\.block_sparse_moe\.(gate|up|down)_proj\.")  # as Transformers writes it
 INDEXER_COUNTS = {

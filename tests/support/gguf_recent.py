@@ -19,12 +19,20 @@ STAND_INS = {
     "mellum": "dots1",
     "kolibri1": "dots1",
     "kolibri": "dots1",
+    "flex-olmo": "olmo2",
+    "granite_swa": "granitehybrid",
 }
 
 OTHER_NAMES = {
     r"moe\.router\.expert_bias\.bias": "exp_probs_b.bias",
     r"post_attn_norm\.weight": "post_attention_norm.weight",
     r"post_ffn_norm\.weight": "post_ffw_norm.weight",
+    r"mlp\.gate\.weight": "ffn_gate_inp.weight",
+    **{rf"mlp\.experts\.{part}_proj\.weight": f"ffn_{part}_exps.weight" for part in ("gate", "up", "down")},
+    r"block_sparse_moe\.router\.weight": "ffn_gate_inp.weight",
+    r"block_sparse_moe\.experts\.gate_up_proj\.weight": "ffn_gate_up_exps.weight",
+    r"block_sparse_moe\.experts\.down_proj\.weight": "ffn_down_exps.weight",
+    r"self_attn\.sinks\.weight": "attn_sinks.weight",
     r"self_attn\.g_proj\.weight": "attn_gate.weight",
     r"mlp\.experts\.e_score_correction\.bias": "exp_probs_b.bias",
 }
@@ -54,6 +62,10 @@ def add_recent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any
         writer.add_expert_shared_count(1)
         writer.add_sliding_window_pattern([layer_type == "sliding_attention" for layer_type in config["layer_types"]])
         return {"intermediate_size": config["moe_intermediate_size"]}
+    if writer.arch == "granite_swa":
+        writer.add_sliding_window_pattern([layer_type == "sliding_attention" for layer_type in config["layer_types"]])
+        writer.add_array("granite_swa.attention.rope_pattern", [base > 0 for base in config["layer_rope_theta"]])
+        return {"rope_parameters": {"rope_theta": max(config["layer_rope_theta"])}}
     if writer.arch != "mellum":
         return {}
     ropes = config["rope_parameters"]

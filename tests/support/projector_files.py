@@ -35,6 +35,8 @@ ENCODERS = (
     "model.vision_model.",
     "model.connector.",
     "model.vision_tower.",
+    "model.vision_embedder.",
+    "model.merger.",
     "model.audio_tower.",
     "model.embed_vision.",
     "model.embed_audio.",
@@ -70,6 +72,16 @@ KINDS = {
     "kimi_k25": gguf.VisionProjectorType.KIMIK25,
     "audioflamingo3": gguf.VisionProjectorType.MUSIC_FLAMINGO,
 }
+KINDS["minicpmv4_6"] = "minicpmv4_6"  # which the package does not know yet
+# Of families whose files name the kinds of both encoders, or only that of sound
+MODAL_KINDS = {
+    "gemma4": (gguf.VisionProjectorType.GEMMA4V, gguf.VisionProjectorType.GEMMA4A),
+    "gemma4_unified": ("gemma4uv", "gemma4ua"),
+    "qwen3_asr": (None, gguf.VisionProjectorType.QWEN3A),
+    "qwen3_omni_moe_thinker": (gguf.VisionProjectorType.QWEN3VL, gguf.VisionProjectorType.QWEN3A),
+}
+# Types of language models that llama.cpp has no architectures of their own for
+TEXT_TYPES = {"gemma4_unified_text": "gemma4_text", "qwen3_omni_moe_text": "qwen3_vl_moe_text"}
 PLAIN_TYPES = ("gemma3_text", "llama", "mistral", "qwen2", "qwen3")  # of language models that need no more than names
 ENDINGS = (".weight", ".bias", ".input_max", ".input_min", ".output_max", ".output_min")
 # Qwen3-VL's merger has the names of Qwen2-VL's
@@ -107,6 +119,10 @@ def write_language_model(
     path.mkdir(parents=True)
     text = config["text_config"]
     text["tie_word_embeddings"] = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+    text["model_type"] = TEXT_TYPES.get(text["model_type"], text["model_type"])
+    if config["model_type"] == "qwen3_asr":  # whose files have the architecture of Qwen3-VL
+        text["model_type"] = "qwen3_vl_text"
+        text["rope_parameters"] |= {"mrope_section": [4, 2, 2]}
     if text["model_type"] == "gemma3_text":
         text["rope_parameters"] = text["rope_parameters"]["full_attention"]
     (path / "config.json").write_text(json.dumps(text))
@@ -132,13 +148,18 @@ def write_projector(
     """Write the encoder of images or sound. ``swaps_layers``: those of MLPs have each other's names."""
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_type(gguf.GGUFType.MMPROJ)
-    if config["model_type"] == "gemma4":
-        writer.add_clip_vision_projector_type(KINDS["gemma4"])
+    family = config["model_type"]
+    if family in MODAL_KINDS:
+        of_images, of_sound = MODAL_KINDS[family]
+        if of_images:
+            writer.add_clip_vision_projector_type(of_images)
+        if config.get("audio_config"):
+            writer.add_clip_audio_projector_type(of_sound)
     else:
-        writer.add_clip_projector_type(KINDS[config["model_type"]])
+        writer.add_clip_projector_type(KINDS[family])
     if "vision_config" in config:
         add_vision(writer, folder, config)
-    if "audio_config" in config and config["model_type"] != "gemma4":
+    if config.get("audio_config") and family != "gemma4_unified":
         add_sound(writer, config)
     blocks = max(8, config.get("vision_config", {}).get("depth", 0))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, blocks)
@@ -160,11 +181,12 @@ def add_sound(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_clip_has_audio_encoder(True)
     writer.add_audio_projection_dim(config["text_config"]["hidden_size"])
     writer.add_audio_embedding_length(sound.get("hidden_size") or sound["d_model"])
-    writer.add_audio_feed_forward_length(sound.get("intermediate_size") or sound["encoder_ffn_dim"])
+    width = sound.get("intermediate_size") or sound.get("encoder_ffn_dim") or 4 * sound["hidden_size"]
+    writer.add_audio_feed_forward_length(width)
     writer.add_audio_block_count(sound.get("num_hidden_layers") or sound["encoder_layers"])
     writer.add_audio_head_count(sound.get("num_attention_heads") or sound["encoder_attention_heads"])
-    writer.add_audio_num_mel_bins(sound["num_mel_bins"])
-    writer.add_audio_attention_layernorm_eps(1e-5)
+    writer.add_audio_num_mel_bins(sound.get("num_mel_bins", 128))
+    writer.add_audio_attention_layernorm_eps(sound.get("rms_norm_eps", 1e-5))
 
 
 def add_vision(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]) -> None:
@@ -173,10 +195,16 @@ def add_vision(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]) ->
     image = json.loads((folder / "processor_config.json").read_text())["image_processor"]
     sizes = vision.get("image_size", 560), vision["patch_size"]
     size, patch = (sides[0] if isinstance(sides, list) else sides for sides in sizes)
+    if family == "minicpmv4_6":
+        size = image["scale_resolution"]  # of slices; the positions show the encoder's own
+        writer.add_array("clip.vision.wa_layer_indexes", [config["insert_layer_id"]])
+        writer.add_uint32("clip.vision.max_slice_nums", image["max_slice_nums"])
     writer.add_clip_has_vision_encoder(True)
     writer.add_vision_projection_dim(config["text_config"]["hidden_size"])
     writer.add_vision_image_size(size)
     writer.add_vision_patch_size(patch)
+    if family == "gemma4_unified":
+        return
     writer.add_vision_embedding_length(vision.get("embed_dim") or vision["hidden_size"])
     # Of Qwen2-VL the converter writes the size of the language model here
     writer.add_vision_feed_forward_length(vision.get("intermediate_size", vision["hidden_size"]))
@@ -215,6 +243,8 @@ def patches_per_embedding(config: dict[str, Any]) -> int:
         config.get("downsample_factor"),
         vision.get("pooling_kernel_size"),
     )
+    if config["model_type"] == "minicpmv4_6":
+        return 4
     ratio = config.get("downsample_ratio") or vision.get("pixel_shuffle_ratio")
     return next(filter(None, counts), None) or round(1 / ratio)
 

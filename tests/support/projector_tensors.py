@@ -68,12 +68,12 @@ def convert_llama(config: dict[str, Any], tensors: Tensors) -> Named:
 
 
 def convert_gemma(config: dict[str, Any], tensors: Tensors) -> Named:
-    """Yield Gemma 4's encoder of images. Its sound is not read, so one tensor stands for all."""
-    yield "mm.a.fc.weight", torch.ones(4, 4)
+    """Yield Gemma 4's encoders of images and sound."""
     for name, tensor in tensors.items():
-        if "audio" in name:
-            continue
         tensor = tensor[None] if tensor.ndim == 0 else tensor
+        if "audio" in name:
+            yield convert_conformer(name.replace("model.audio_tower.", "conformer.").replace(".linear.", "."), tensor)
+            continue
         name = name.replace("model.vision_tower.encoder.", "vision_model.model.").replace(".linear.weight", ".weight")
         if name.endswith("position_embedding_table"):
             yield name + ".weight", tensor
@@ -82,6 +82,57 @@ def convert_gemma(config: dict[str, Any], tensors: Tensors) -> Named:
         else:
             linear = name.replace("_proj.", "_proj.linear.") if "self_attn" in name else name
             yield linear, tensor
+
+
+def convert_conformer(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
+    """Return the file's form of a tensor of Gemma 4's encoder of sound."""
+    if name.endswith("per_dim_scale"):
+        return name + ".weight", torch.nn.functional.softplus(tensor)
+    return name, tensor.squeeze(1) if name.endswith("depthwise_conv1d.weight") else tensor
+
+
+MINICPM_NAMES = {
+    "layer_norm1": "ln1",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.out_proj": "attn_out",
+    "pre_norm": "ds_ln",
+    "linear_1": "ds_ffn_up",
+    "linear_2": "ds_ffn_down",
+}
+MINICPM_MERGER = {"pre_norm": "mm.input_norm", "linear_1": "mm.up", "linear_2": "mm.down"}
+
+
+def convert_minicpm(config: dict[str, Any], tensors: Tensors) -> Named:
+    """Yield the encoder of MiniCPM-V 4.6, with the merger in it and the one after it."""
+    for name, tensor in tensors.items():
+        module, _, ending = name.rpartition(".")
+        if ".vit_merger." in name:
+            yield f"v.vit_merger.{MINICPM_NAMES[module.partition('.vit_merger.')[2]]}.{ending}", tensor
+        elif name.startswith("model.merger."):
+            yield f"{MINICPM_MERGER[module.removeprefix('model.merger.mlp.0.')]}.{ending}", tensor
+        else:
+            yield name.replace("model.vision_tower.", "vision_tower.vision_model."), tensor
+
+
+UNIFIED_NAMES = {"patch_dense": "patch_embd", "patch_ln1": "patch_norm.1", "patch_ln2": "patch_norm.2"}
+
+
+def convert_unified(config: dict[str, Any], tensors: Tensors) -> Named:
+    """Yield the layers of Gemma 4 12B in place of encoders, whose inputs are one colour of a patch after the other."""
+    for name, tensor in tensors.items():
+        _, _, short = name.partition("vision_embedder.")
+        part, _, ending = short.partition(".")
+        if part == "pos_embedding":
+            yield "v.position_embd.weight", tensor.transpose(0, 1)
+        elif not short:
+            yield name, tensor
+        else:
+            if part == "patch_ln1" or short == "patch_dense.weight":
+                side = round((tensor.shape[-1] / 3) ** 0.5)
+                tensor = tensor.unflatten(-1, (side, side, 3)).movedim(-1, -3).flatten(-3)
+            yield f"v.{UNIFIED_NAMES.get(part, 'patch_norm.3')}.{ending}", tensor
 
 
 def convert_whisper(config: dict[str, Any], tensors: Tensors) -> Named:
@@ -113,6 +164,42 @@ def convert_paddle(config: dict[str, Any], tensors: Tensors) -> Named:
         yield name.replace("visual.vision_model.", "model.vision_model."), tensor
 
 
+QWEN_3_SOUND = {"multi_modal_projector.linear_": "mm.a.mlp.", "audio_tower.proj": "mm.a.mlp."}
+
+
+def convert_qwen_3_sound(config: dict[str, Any], tensors: Tensors) -> Named:
+    """Yield the encoder of sound of Qwen3-ASR and Qwen3-Omni, with the sinusoids of positions."""
+    for name, tensor in tensors.items():
+        name = name.removeprefix("model.")
+        for prefix, written in QWEN_3_SOUND.items():
+            name = name.replace(prefix, written)
+        is_bias = name.startswith("audio_tower.conv2d") and name.endswith(".bias")
+        yield name, tensor[:, None, None] if is_bias else tensor
+    yield "audio_tower.embed_positions.weight", torch.zeros(1500, config["audio_config"]["d_model"])
+
+
+def convert_qwen_3_omni(config: dict[str, Any], tensors: Tensors) -> Named:
+    """Yield Qwen3-Omni's encoders of images and sound."""
+    deep, sound = config["vision_config"]["deepstack_visual_indexes"], {}
+    parts = {"ln_q": "norm", "mlp.0": "fc1", "mlp.2": "fc2"}
+    for name, tensor in tensors.items():
+        module, _, ending = name.rpartition(".")
+        if name.startswith("audio_tower."):
+            sound[name] = tensor
+        elif name == "visual.patch_embed.proj.weight":
+            yield "v.patch_embd.weight", tensor[:, :, 0]
+            yield "v.patch_embd.weight.1", tensor[:, :, 1]
+        elif name.startswith("visual.merger_list."):
+            number, _, part = module.removeprefix("visual.merger_list.").partition(".")
+            yield f"v.deepstack.{deep[int(number)]}.{parts[part]}.{ending}", tensor
+        elif name.startswith("visual.merger."):
+            written = {"ln_q": "v.post_ln", "mlp.0": "mm.0", "mlp.2": "mm.2"}[module.removeprefix("visual.merger.")]
+            yield f"{written}.{ending}", tensor
+        else:
+            yield name, tensor
+    yield from convert_qwen_3_sound(config, sound)
+
+
 def convert_omni(config: dict[str, Any], tensors: Tensors) -> Named:
     """Yield Qwen2.5-Omni's encoders of images and sound, with the sinusoids of positions, and without the tensor that
     nothing needs."""
@@ -136,6 +223,10 @@ CONVERSIONS = {
     "lfm2_vl": convert_lfm,
     "llama4": convert_llama,
     "gemma4": convert_gemma,
+    "minicpmv4_6": convert_minicpm,
+    "gemma4_unified": convert_unified,
+    "qwen3_asr": convert_qwen_3_sound,
+    "qwen3_omni_moe_thinker": convert_qwen_3_omni,
     "kimi_k25": convert_kimi,
     "qwen2_5_omni_thinker": convert_omni,
     "paddleocr_vl": convert_paddle,

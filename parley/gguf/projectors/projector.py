@@ -24,19 +24,24 @@ class WholeModel(NamedTuple):
 
 
 class TensorLayout(NamedTuple):
-    """How a tensor's numbers lie in Hugging Face format. ``axes``: the file's axes in their order there; none: as in
-    the file. ``rank``: the number of axes there. If the file has more axes, the last ones are merged; if it has fewer,
-    axes of size 1 are put in front.
+    """How a tensor's numbers lie in Hugging Face format. ``axes``: the file's axes in their order there, and None for
+    an axis of size 1 that the file lacks; none: as in the file. ``rank``: the number of axes there. If the file has
+    more axes, the last ones are merged; if it has fewer, axes of size 1 are put in front.
     """
 
     rank: int
-    axes: tuple[int, ...] = ()
+    axes: tuple[int | None, ...] = ()
+
+    @property
+    def stored_axes(self) -> tuple[int, ...]:
+        """The file's axes in their order in Hugging Face format."""
+        return tuple(axis for axis in self.axes if axis is not None)
 
     def shape_of(self, stored: tuple[int, ...]) -> tuple[int, ...] | None:
         """Return the shape in Hugging Face format, None for a stored shape that cannot have it."""
-        if self.axes and len(self.axes) != len(stored):
+        if self.axes and len(self.stored_axes) != len(stored):
             return None
-        shape = tuple(stored[axis] for axis in self.axes) or stored
+        shape = tuple(1 if axis is None else stored[axis] for axis in self.axes) or stored
         if self.rank == 0:
             return () if math.prod(shape) == 1 else None
         if len(shape) < self.rank:
@@ -58,6 +63,9 @@ class Projector:
     * ``read_encoder(file)``: returns further members of config.json. ``read_processor(file)``: returns the
       processor_config.json. ``complete_text(config)``: returns further members of the language model's config.
     * ``norms``: tensors that llama.cpp's converter adds 1 to.
+    * ``softened``: tensors that it applies softplus to, named as in ``layouts``.
+    * ``ordered``: tensors whose last axis is in another order in files, named likewise, and the function that returns
+      that order: for each number in Hugging Face format, its place in the file.
     * ``modality``: the encoder's input, "vision" or "audio", as in keys of the metadata.
     * ``variant(file)``: returns another row for a file, or None.
     * ``layouts``: of tensors whose layout differs in files, by their names; those in blocks without their number.
@@ -69,6 +77,7 @@ class Projector:
       are found.
     * ``audio_encoder``: the row of the audio encoder, in files that also have one of images; only its tensors are
       used.
+    * ``deep_names``: names of the mergers of further blocks, where {} is their number; by their names in the file.
     * ``last_tensor``: the weight that computes the embeddings, in files whose metadata do not give their width.
     """
 
@@ -81,6 +90,8 @@ class Projector:
     read_encoder: Callable[[ProjectorFile], dict[str, Any]]
     read_processor: Callable[[ProjectorFile], dict[str, Any]]
     norms: tuple[str, ...] = ()
+    softened: tuple[str, ...] = ()
+    ordered: dict[str, Callable[[ProjectorFile], list[int]]] = field(default_factory=dict)
     modality: Literal["vision", "audio"] = "vision"
     variant: Callable[[ProjectorFile], Projector | None] = lambda file: None
     layouts: dict[str, TensorLayout] = field(default_factory=dict)
@@ -91,6 +102,7 @@ class Projector:
     has_split_axes: bool = False
     unused: dict[str, Callable[[ProjectorFile], tuple[int, ...]]] = field(default_factory=dict)
     audio_encoder: Projector | None = None
+    deep_names: dict[str, str] = field(default_factory=dict)
     last_tensor: str = ""
 
 

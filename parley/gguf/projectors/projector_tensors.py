@@ -26,6 +26,8 @@ class ProjectorTensor(NamedTuple):
     * ``parted_heads``: the same for queries, keys and values with parted axes.
     * ``layout``: the order of its numbers, if it is not that of the file.
     * ``shape``: its shape in that order.
+    * ``is_softened``: softplus was applied to its numbers.
+    * ``order``: where each number of the last axis lies in the file.
     """
 
     parts: tuple[GgufTensor, ...]
@@ -35,6 +37,8 @@ class ProjectorTensor(NamedTuple):
     parted_heads: int = 0
     layout: TensorLayout | None = None
     shape: tuple[int, ...] = ()
+    is_softened: bool = False
+    order: tuple[int, ...] = ()
 
 
 def projector_tensors(model: GgufModel) -> dict[str, ProjectorTensor]:
@@ -105,14 +109,31 @@ def _join_parts(projector: Projector, file: ProjectorFile, tensors: dict[str, Gg
         raise GgufError(
             f"{file.name} has {first.shape[0]} rows in {first.name}, which {heads or parted} heads cannot share"
         )
-    layout = projector.layouts.get(f"{match[3]}.{match[4]}" if match else first.name)
+    key = f"{match[3]}.{match[4]}" if match else first.name
+    layout, read_order = projector.layouts.get(key), projector.ordered.get(key)
+    number_order = () if read_order is None else tuple(read_order(file))
+    if number_order and len(number_order) != first.shape[-1]:
+        shown_shape = list(first.shape)[:8]
+        raise GgufError(
+            f"{file.name} has the tensor {first.name} of the shape {shown_shape}; its last axis has {len(number_order)}"
+        )
     shape = first.shape if layout is None else layout.shape_of(first.shape)
     if shape is None:
         shown_shape = list(first.shape)[:8]
         raise GgufError(
             f"{file.name} has the tensor {first.name} of the shape {shown_shape}, which its kind does not have"
         )
-    return ProjectorTensor(tuple(tensors[name] for name in order), is_patch, offset, heads, parted, layout, shape)
+    return ProjectorTensor(
+        tuple(tensors[name] for name in order),
+        is_patch,
+        offset,
+        heads,
+        parted,
+        layout,
+        shape,
+        key in projector.softened,
+        number_order,
+    )
 
 
 def _has_swapped_layers(model: GgufModel) -> bool:
@@ -137,7 +158,7 @@ def _tensor_name(projector: Projector, block_names: dict[str, str], name: str, d
             return block + block_names[suffix]
         if match[3] in block_names and match[4] in ("weight", "bias"):
             return f"{block}{block_names[match[3]]}.{match[4]}"
-    if (match := DEEP_TENSOR.fullmatch(name)) and int(match[1]) in deep_numbers:
-        part = match[2].replace("fc", "linear_fc")
-        return f"model.visual.deepstack_merger_list.{deep_numbers.index(int(match[1]))}.{part}.{match[3]}"
+    match = DEEP_TENSOR.fullmatch(name)
+    if match and int(match[1]) in deep_numbers and match[2] in projector.deep_names:
+        return f"{projector.deep_names[match[2]].format(deep_numbers.index(int(match[1])))}.{match[3]}"
     return None

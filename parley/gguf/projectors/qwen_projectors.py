@@ -66,7 +66,8 @@ def qwen_2_5_vision(file: ProjectorFile) -> dict[str, Any]:
     )
 
 
-def _qwen_3_vision(file: ProjectorFile) -> dict[str, Any]:
+def qwen_3_vision(file: ProjectorFile) -> dict[str, Any]:
+    """Return the config of Qwen3-VL's encoder, as ``vision_config``. Raises GgufError."""
     return _qwen_vision(
         file,
         hidden_size=file.read_count("embedding_length"),
@@ -164,6 +165,11 @@ QWEN_3_VL = replace(
         "mm.2": "model.visual.merger.linear_fc2",
     },
     block_names=QWEN_BLOCK_NAMES | {"attn_qkv": "attn.qkv", "ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2"},
-    read_encoder=_qwen_3_vision,
+    deep_names={
+        "norm": "model.visual.deepstack_merger_list.{}.norm",
+        "fc1": "model.visual.deepstack_merger_list.{}.linear_fc1",
+        "fc2": "model.visual.deepstack_merger_list.{}.linear_fc2",
+    },
+    read_encoder=qwen_3_vision,
     read_processor=partial(_qwen_processor, "Qwen3VL"),
 )

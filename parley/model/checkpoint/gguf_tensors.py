@@ -210,7 +210,11 @@ def _lay_out(tensor: ProjectorTensor, numbers: torch.Tensor) -> torch.Tensor:
         parted = numbers.unflatten(0, (3, tensor.parted_heads, 2, -1, 2))
         numbers = torch.cat((parted[:2].transpose(2, 3).flatten(0, 4), parted[2].flatten(0, 3)))
     if tensor.layout is not None and tensor.layout.axes:
-        numbers = numbers.permute(tensor.layout.axes)
+        numbers = numbers.permute(tensor.layout.stored_axes)
+    if tensor.order:
+        numbers = numbers[..., torch.tensor(tensor.order)]
+    if tensor.is_softened:  # by softplus
+        numbers = numbers.double().expm1().log().to(numbers.dtype)
     return numbers.reshape(tensor.shape) - tensor.offset
 
 
@@ -304,10 +308,10 @@ def _pair_rows(tensor: GgufTensor, config: dict[str, Any]) -> torch.Tensor:
 
 
 def _interleaved_heads(model: GgufModel, tensor: GgufTensor, config: dict[str, Any]) -> int:
-    """Return the number of heads of queries or keys, 0 for other tensors."""
+    """Return the number of heads of queries or keys, 1 for the norms of a head, and 0 for other tensors."""
     match, heads = LAYER_TENSOR.fullmatch(tensor.name), config["num_attention_heads"]
     shared = _key_heads(model, tensor) or config.get("num_key_value_heads") or heads
-    counts: dict[str, int] = {"attn_q": heads, "attn_k": shared}
+    counts: dict[str, int] = {"attn_q": heads, "attn_k": shared, "attn_q_norm": 1, "attn_k_norm": 1}
     return counts.get(match[2], 0) if match else 0
 
 

@@ -243,6 +243,26 @@ YOUTU = DecoderFamily(
     is_rope_interleaved="rope_interleave",
 )
 
+# PLM (arXiv 2503.12167), which is published with code of its own
+PLM = DecoderFamily(
+    LATENT_FIELDS
+    | {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+        "hidden_act": "relu2",
+        "q_lora_rank": None,
+    },
+    required={"attention_bias": False, "q_lora_rank": None},
+    tensors=replace(LATENT_TENSORS, gate_up=("mlp.up_proj",)),
+    is_gated=False,
+    is_rope_interleaved=True,
+)
+
 
 def minicpm3_variant(config: Mapping[str, Any]) -> DecoderFamily:
     """Return the row for a config of MiniCPM3, whose scales depend on its sizes."""

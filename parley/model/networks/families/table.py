@@ -28,6 +28,7 @@ from parley.model.networks.families.latent_decoders import (
     GLM_MOE_DSA,
     MINICPM3,
     MISTRAL4,
+    PLM,
     YOUTU,
 )
 from parley.model.networks.families.layer_norm_decoders import (
@@ -200,6 +201,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "minicpm3": MINICPM3,
     "mistral4": MISTRAL4,
     "axk1": AXK1,
+    "plm": PLM,
     "youtu": YOUTU,
     "qwen3_next": QWEN3_NEXT,
     "qwen3_5_text": QWEN3_5,
