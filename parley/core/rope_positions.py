@@ -7,6 +7,8 @@ larger of rows and columns. This is ``get_rope_index`` of Qwen2-VL, Qwen2.5-VL, 
 (paper: arXiv 2409.12191, section 2.1), as a function of the prompt alone, so all instances agree. In Qwen-Omni the text
 also continues after the last frame.
 
+Those of MiniCPM-V 4.7 are computed with the prompt, as they depend on its tokens (``TokenPositions``).
+
 HunyuanOCR has a fourth axis (``get_rope_index`` of HunYuanVL): a token's index, its column, its row and the number of
 its image. Text has its index on all axes there, also after an image.
 """
@@ -20,7 +22,9 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
-from parley.types import EmbeddingRun, MediaItem
+import msgspec
+
+from parley.types import EmbeddingRun, MediaItem, TokenPositions
 
 OUTPUT_DIGEST = b"output after a jump of positions"
 MAX_FRAME_STEP = 1e9  # positions between frames; no context is as long, so such prompts are refused
@@ -29,12 +33,14 @@ _FLOAT = struct.Struct("f")
 
 class _Piece(NamedTuple):
     """Tokens from ``start`` up to the next piece. ``position``: of the first token, on all axes. ``run``: None for
-    text. ``number``: number of numbered grids before the piece."""
+    text. ``number``: number of numbered grids before the piece. ``listed``: the positions of the tokens, relative to
+    ``position``, if they are listed."""
 
     start: int
     position: int
     run: EmbeddingRun | None
     number: int = 0
+    listed: TokenPositions | None = None
 
 
 class RopePositions:
@@ -49,6 +55,12 @@ class RopePositions:
         pieces = [_Piece(0, 0, None)]
         largest, number = -1, 0
         for item in media:
+            if (listed := item.positions) is not None:
+                position = _text_position(pieces[-1], listed.start)
+                pieces.append(_Piece(listed.start, position, None, listed=listed))
+                pieces.append(_Piece(listed.end, position + listed.advance, None))
+                furthest = max(map(max, (listed.times, listed.rows, listed.columns)))
+                largest = max(largest, position - 1, position + furthest)
             for run in item.runs:
                 if run.grid is None:
                     continue
@@ -79,7 +91,7 @@ class RopePositions:
     @classmethod
     def of_prompt(cls, media: Sequence[MediaItem], prompt_len: int) -> RopePositions | None:
         """Return the positions; None if each token's is its index on all axes, because no item has a grid."""
-        has_grid = any(run.grid is not None for item in media for run in item.runs)
+        has_grid = any(item.positions or any(run.grid is not None for run in item.runs) for item in media)
         return cls(media, prompt_len) if has_grid else None
 
     def axes(self, start: int, end: int) -> tuple[list[int], ...]:
@@ -116,6 +128,13 @@ def hashed_items(media: list[MediaItem], token_ids: Sequence[int]) -> list[Media
     if any(item.prompt_sees_both_ways for item in media):
         return [MediaItem("image", _digest_prompt(media, token_ids), 0, prompt_len, [])]
     positions = RopePositions.of_prompt(media, prompt_len)
+    # The marks around an item have positions of their own
+    media = [
+        item
+        if item.positions is None
+        else msgspec.structs.replace(item, start=item.positions.start, count=len(item.positions.times))
+        for item in media
+    ]
     if positions is None or not positions.has_jump:
         return media
     return [*media, MediaItem("video", OUTPUT_DIGEST, prompt_len, 1, [])]
@@ -149,6 +168,11 @@ def _round_to_float32(number: float) -> float:
 
 def _extend_axes(axes: tuple[list[int], ...], piece: _Piece, start: int, end: int) -> None:
     """Append the positions of tokens ``start .. end`` of one piece."""
+    if piece.listed is not None:
+        first, last = start - piece.start, end - piece.start
+        for axis, offsets in zip(axes, (piece.listed.times, piece.listed.rows, piece.listed.columns), strict=True):
+            axis += [max(0, piece.position + offset) for offset in offsets[first:last]]
+        return
     if piece.run is None or piece.run.grid is None:
         for axis in axes:
             axis += range(_text_position(piece, start), _text_position(piece, end))

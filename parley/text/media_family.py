@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from parley.types import MediaKind
+from parley.types import CanvasMarks, MediaKind
 
 if TYPE_CHECKING:
     from parley.text.tokens.tokenizer import Tokenizer
@@ -46,9 +46,10 @@ class _KindMarks(NamedTuple):
 
 
 class _FamilyRow(NamedTuple):
-    """All but ``kinds``, ``states_direction`` and ``other_ids_field`` as in ``MediaFamily``.
+    """All but ``kinds``, ``states_direction``, ``other_ids_field`` and ``has_canvas`` as in ``MediaFamily``.
 
     ``other_ids_field``: the field of config.json with ``other_placeholder_ids``.
+    ``has_canvas``: config.json has the ids of ``canvas_marks``.
     ``states_direction``: ``use_bidirectional_attention`` in ``text_config`` may override ``sees_both_ways``.
     """
 
@@ -67,6 +68,7 @@ class _FamilyRow(NamedTuple):
     numbers_grids: bool = False
     begins_text_after_items: bool = False
     leads_prompt: bool = False
+    has_canvas: bool = False
 
 
 # Names that files published before the type was in Transformers have for some fields, by model type.
@@ -81,6 +83,8 @@ _EARLIER_FIELDS = {
 }
 # Fields that only the whole model's config has, though they are about its parts as well.
 SHARED_FIELDS = ("architectures", "dtype", "torch_dtype", "quantization_config", "quantization")
+# Of the mark before a slice, and of others (``CanvasMarks``)
+CANVAS_FIELDS = ("slice_start_id", "slice_end_id", "image_start_id", "image_end_id", "newline_id")
 _IMAGE = _KindMarks(("image_token_id", "image_token_index"))
 _VIDEO = _KindMarks(("video_token_id", "video_token_index"))
 _AUDIO = _KindMarks(("audio_token_id", "audio_token_index"))
@@ -163,6 +167,7 @@ _FAMILIES: dict[str, _FamilyRow] = {
     ),
     "got_ocr2": _FamilyRow({"image": _IMAGE._replace(edges=("<img>", "</img>"))}),
     "minicpmv4_6": _FamilyRow({"image": _IMAGE, "video": _VIDEO}),
+    "minicpmv4_7": _FamilyRow({"image": _IMAGE, "video": _VIDEO}, needs_fused=True, has_canvas=True),
     "minicpm_ocr": _FamilyRow({"image": _IMAGE, "video": _VIDEO}),
     "deepseek_ocr2": _FamilyRow({"image": _IMAGE}),
     "deepseek_vl": _FamilyRow({"image": _IMAGE}),
@@ -176,7 +181,7 @@ _FAMILIES: dict[str, _FamilyRow] = {
     "hyperclovax_vision_v2": _FamilyRow({"image": _IMAGE}),
     "janus": _FamilyRow({"image": _IMAGE}),
     "qwen2_audio": _FamilyRow({"audio": _AUDIO}),
-    "qwen3_asr": _FamilyRow({"audio": _AUDIO}),
+    "qwen3_asr": _FamilyRow({"audio": _AUDIO._replace(edges=("<|audio_start|>", "<|audio_end|>"))}),
     "qwen2_5_omni_thinker": _QWEN2_5_OMNI,
     "qwen3_omni_moe_thinker": _QWEN3_OMNI,
     "voxtral": _FamilyRow({"audio": _AUDIO._replace(edges=("[BEGIN_AUDIO]", ""))}),
@@ -237,6 +242,7 @@ class MediaFamily:
     * ``begins_text_after_items``: the token that begins texts stands after the last item.
     * ``leads_prompt``: as in ``ProcessedMedia``.
     * ``numbers_grids``: with ``has_rope_grids``, grids are numbered (``EmbeddingRun.is_numbered``).
+    * ``canvas_marks``: as in ``ProcessedMedia``.
     """
 
     model_type: str
@@ -256,6 +262,7 @@ class MediaFamily:
     numbers_grids: bool = False
     begins_text_after_items: bool = False
     leads_prompt: bool = False
+    canvas_marks: CanvasMarks | None = None
 
     @property
     def kinds(self) -> frozenset[MediaKind]:
@@ -285,7 +292,8 @@ def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
         and not config.get(marks.refused_option)
     }
     placeholder_ids = {kind: token_id for kind, token_id in read_ids.items() if token_id is not None}
-    if not placeholder_ids:
+    canvas_marks = _read_canvas_marks(config) if row.has_canvas else None
+    if not placeholder_ids or (row.has_canvas and canvas_marks is None):
         return None
     prompt_marks = {kind: marks.prompt_mark for kind, marks in row.kinds.items() if marks.prompt_mark is not None}
     return MediaFamily(
@@ -306,6 +314,7 @@ def read_media_family(config: Mapping[str, Any]) -> MediaFamily | None:
         row.numbers_grids,
         row.begins_text_after_items,
         row.leads_prompt,
+        canvas_marks,
     )
 
 
@@ -320,6 +329,13 @@ def writer_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         earlier_fields = _EARLIER_FIELDS.get(str(config.get("model_type")), {})
         return {earlier_fields.get(name, name): value for name, value in config.items()} if earlier_fields else config
     return {name: config[name] for name in SHARED_FIELDS if name in config} | thinker
+
+
+def _read_canvas_marks(config: Mapping[str, Any]) -> CanvasMarks | None:
+    """Return the tokens around the slices of images; None if the config lacks one."""
+    ids = [_read_id(config, (name,)) for name in CANVAS_FIELDS]
+    known = [token_id for token_id in ids if token_id is not None]
+    return CanvasMarks(known[0], known[1:]) if len(known) == len(ids) else None
 
 
 def _sees_both_ways(config: Mapping[str, Any], row: _FamilyRow) -> bool:

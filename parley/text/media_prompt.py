@@ -16,6 +16,7 @@ from math import prod
 import msgspec
 
 from parley.errors import BadMedia, InvalidValue
+from parley.text.media_canvas import place_on_canvas
 from parley.text.media_family import MediaMarks
 from parley.text.parsing.content_parts import PromptMarks
 from parley.types import EmbeddingRun, MediaItem, MediaKind, PlacedMedia, ProcessedMedia
@@ -129,6 +130,8 @@ def find_media_items(
         first = last
     if first < len(placeholders):
         raise _surplus_error(items[-1].placeholder)
+    if items and (marks := items[0].canvas_marks) is not None:
+        return place_on_canvas(token_ids, items, placed_items, marks)
     return placed_items
 
 
@@ -212,7 +215,7 @@ def _embedding_runs(item: ProcessedMedia, positions: list[int]) -> Iterator[Embe
         yield EmbeddingRun(1, size, item.grids[0], is_numbered=True)
         yield EmbeddingRun(1 + size, 1)
         return
-    if item.grids:
+    if item.grids and item.canvas_marks is None:
         first = 0
         steps = item.frame_steps or [1.0] * len(item.grids)
         for grid, step in zip(item.grids, steps, strict=True):

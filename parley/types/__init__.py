@@ -79,6 +79,7 @@ from parley.types.grammar import (
 from parley.types.media import (
     MEDIA_KINDS,
     CachedMedia,
+    CanvasMarks,
     EmbeddingRun,
     EncodedMedia,
     FeatureFile,
@@ -92,6 +93,7 @@ from parley.types.media import (
     MediaSource,
     PlacedMedia,
     ProcessedMedia,
+    TokenPositions,
     UploadedMedia,
 )
 from parley.types.request import (
@@ -133,6 +135,7 @@ __all__ = [
     "BeamOptions",
     "CacheEventSettings",
     "CachedMedia",
+    "CanvasMarks",
     "ChatPrompt",
     "ChoiceDelta",
     "ChoiceDone",
@@ -206,6 +209,7 @@ __all__ = [
     "TextPrompt",
     "TokenCost",
     "TokenInfo",
+    "TokenPositions",
     "TokenScore",
     "TokensPrompt",
     "ToolCall",

@@ -121,6 +121,35 @@ class EmbeddingRun(msgspec.Struct, array_like=True, frozen=True):
     is_numbered: bool = False
 
 
+class CanvasMarks(msgspec.Struct, array_like=True, frozen=True):
+    """The tokens around the parts of an image whose positions lie on a canvas (MiniCPM-V 4.7): ``others`` are those
+    around the image, after a slice, and the line break between rows of slices."""
+
+    slice_start: int
+    others: list[int]
+
+    @property
+    def all(self) -> frozenset[int]:
+        """All of these tokens."""
+        return frozenset([self.slice_start, *self.others])
+
+
+class TokenPositions(msgspec.Struct, array_like=True, frozen=True):
+    """The positions of the tokens from ``start`` on, on three axes, relative to the position of a text token there.
+    ``advance``: that of the token after them. A position below 0 counts as 0."""
+
+    start: int
+    times: list[int]
+    rows: list[int]
+    columns: list[int]
+    advance: int
+
+    @property
+    def end(self) -> int:
+        """The index of the token after them."""
+        return self.start + len(self.times)
+
+
 class ProcessedMedia(msgspec.Struct, frozen=True):
     """An item after the model's processor. It is the same for the same bytes and options.
 
@@ -142,6 +171,7 @@ class ProcessedMedia(msgspec.Struct, frozen=True):
       prompt.
     * ``leads_prompt``: its embeddings stand before the prompt's first token, not in place of marks (``lead_length``);
       ``replacement`` is the mark alone.
+    * ``canvas_marks``: of models that lay the runs' grids on a canvas, else None.
     """
 
     kind: MediaKind
@@ -161,6 +191,7 @@ class ProcessedMedia(msgspec.Struct, frozen=True):
     text_edges: tuple[str, str] = ("", "")
     has_numbered_grid: bool = False
     leads_prompt: bool = False
+    canvas_marks: CanvasMarks | None = None
     features: FeatureFile | None = None  # None: on an instance that gets the KV pages from another one
 
 
@@ -169,7 +200,8 @@ class MediaItem(msgspec.Struct, array_like=True, frozen=True):
 
     Tokens between ``runs`` are text, such as line breaks between rows of tiles. ``digest``, ``sees_both_ways`` and
     ``prompt_sees_both_ways`` as in ``ProcessedMedia``: pages that overlap the item are found by its digest as well.
-    ``seen_from``: of an item that leads its prompt, the position of its mark in the text; else -1.
+    ``seen_from``: of an item that leads its prompt, the position of its mark in the text; else -1. ``positions``: those
+    of the item's tokens, of the marks around it and of items that follow at once, where grids of runs do not give them.
     """
 
     kind: MediaKind
@@ -181,6 +213,7 @@ class MediaItem(msgspec.Struct, array_like=True, frozen=True):
     features: FeatureFile | None = None
     prompt_sees_both_ways: bool = False
     seen_from: int = -1
+    positions: TokenPositions | None = None
 
     @property
     def end(self) -> int:

@@ -39,13 +39,13 @@ IMAGE_FAMILIES = [
     "llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5",
     "idefics3", "smolvlm", "internvl", "mistral3", "gemma3", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glm4v",
     "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5", "video_llama_3", "paddleocr_vl", "gemma4", "gemma4_31b",
-    "gemma4_unified", *IMAGE_MODELS, "lfm3_vl", "minicpmv4_6", "mllama",
+    "gemma4_unified", *IMAGE_MODELS, "lfm3_vl", "minicpmv4_6", "minicpmv4_7", "mllama",
     "paligemma2", "nemotron_h_omni",
 ]  # fmt: skip
 VIDEO_FAMILIES = [
     "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "smolvlm", "internvl", "llava_onevision", "llava_next_video",
     "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glm4v", "glm46v", "glm4v_moe", "glm_ocr", "exaone4_5",
-    "video_llama_3", "gemma4", "gemma4_31b", "gemma4_unified", "nemotron_h_omni",
+    "video_llama_3", "gemma4", "gemma4_31b", "gemma4_unified", "nemotron_h_omni", "minicpmv4_7",
 ]  # fmt: skip
 # Of these Transformers mixes up images and videos, or cannot read both at once
 ONE_KIND_FAMILIES = ["smolvlm", "glm4v", "glm46v", "glm4v_moe", "glm_ocr", "glmga", "nemotron_h_omni"]

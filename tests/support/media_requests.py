@@ -21,8 +21,9 @@ from parley.model.checkpoint.files import read_config
 from parley.model.load.towers import load_towers, plan_towers
 from parley.model.media.encoder import TransformersEncoder
 from parley.model.media_embeddings import EncodedItem
+from parley.text.media_canvas import place_on_canvas
 from parley.text.media_family import MediaFamily, read_media_family
-from parley.types import MEDIA_KINDS, EmbeddingRun, MediaItem, MediaKind
+from parley.types import MEDIA_KINDS, EmbeddingRun, MediaItem, MediaKind, ProcessedMedia
 
 FRAME_SECONDS = ("second_per_grid_ts", "video_second_per_grid")
 MERGE = 2  # patches per embedding in rows and columns, in models with M-RoPE
@@ -129,7 +130,19 @@ def build_media_prompt(family: str, parts: list[Any]) -> MediaPrompt:
             )
         )
     assert not runs
+    if facts.canvas_marks is not None:
+        items = [
+            ProcessedMedia(item.kind, b"", "", "", item.embedding_count, grids=_canvas_grids(features))
+            for item, features in zip(media, all_features, strict=True)
+        ]
+        media = place_on_canvas(token_ids, items, media, facts.canvas_marks)
     return MediaPrompt(token_ids, media, encoded, inputs, all_features)
+
+
+def _canvas_grids(features: dict[str, Any]) -> list[tuple[int, int, int]]:
+    """Return the rows and columns of embeddings of each slice of MiniCPM-V 4.7, which has one for 4 x 4 patches."""
+    sizes = features.get("target_sizes", features.get("target_sizes_videos"))
+    return [(1, rows // 4, columns // 4) for rows, columns in sizes.tolist()]
 
 
 def _build_led_prompt(family: str, parts: list[Any], inputs: dict[str, Any]) -> MediaPrompt:

@@ -85,6 +85,8 @@ def write_multimodal_model(
     changed = {name: shape.config[name] | members for name, members in changes.items() if members}
     if family == "ovis2":
         ids["visual_indicator_token_ids"] = tokenizer.convert_tokens_to_ids(list(shape.marks.values())[1:])
+    if family == "minicpmv4_7":
+        ids["newline_id"] = tokenizer("\n", add_special_tokens=False).input_ids[-1]
     members = {"model_type": family} | shape.config | changed
     for name in [name for name in ids if "." in name]:
         part, field = name.split(".")

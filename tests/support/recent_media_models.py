@@ -1,10 +1,11 @@
 """Tiny models of families of images and sound whose code came late to Transformers, for ``multimodal_models``."""
 
+import functools
 from dataclasses import replace
 from typing import Any
 
 from support.media_family_shape import GRID_PINPOINTS, LLAVA_SIZES, SIGLIP, TEXT, VISION, Family
-from support.rope_grid_models import QWEN_MARKS
+from support.rope_grid_models import MROPE, QWEN_MARKS
 
 
 def _lfm3_vl(tokenizer: Any) -> Any:
@@ -25,11 +26,11 @@ def _got_ocr2(tokenizer: Any) -> Any:
     return GotOcr2Processor(GotOcr2ImageProcessor(size={"height": 128, "width": 128}), tokenizer)
 
 
-def _minicpm_v(tokenizer: Any) -> Any:
+def _minicpm_v(tokenizer: Any, *, name: str = "MiniCPMV4_6Processor") -> Any:
     import transformers
 
     sizes = {"scale_resolution": 64, "patch_size": 8, "max_slice_nums": 4}
-    return transformers.MiniCPMV4_6Processor(
+    return getattr(transformers, name)(
         transformers.MiniCPMV4_6ImageProcessor(**sizes),
         transformers.MiniCPMV4_6VideoProcessor(**sizes),
         tokenizer,
@@ -129,6 +130,35 @@ ERNIE_MARKS = {
     "video_end_token": "<|VIDEO_END|>",
 }
 
+MINICPM_V = Family(
+    {
+        "text_config": TEXT
+        | {
+            "model_type": "qwen3_5_text",
+            "head_dim": 32,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+        },
+        "vision_config": VISION | {"image_size": 64, "patch_size": 8},
+        "insert_layer_id": 1,
+    },
+    {
+        "image_token": "<|image_pad|>",
+        "video_token": "<|video_pad|>",
+        "image_start_token": "<image>",
+        "image_end_token": "</image>",
+        "slice_start_token": "<slice>",
+        "slice_end_token": "</slice>",
+        "image_id_start_token": "<image_id>",
+        "image_id_end_token": "</image_id>",
+    },
+    {"image": "<|image_pad|>", "video": "<|video_pad|>"},
+    _minicpm_v,
+    {"image_token_id": "image_token", "video_token_id": "video_token"},
+)
 RECENT_MODELS: dict[str, Family] = {
     "lfm3_vl": Family(
         {
@@ -165,34 +195,25 @@ RECENT_MODELS: dict[str, Family] = {
         _got_ocr2,
         tiles=["<img>", "</img>"],
     ),
-    "minicpmv4_6": Family(
-        {
-            "text_config": TEXT
+    "minicpmv4_6": MINICPM_V,
+    "minicpmv4_7": replace(  # whose positions have axes
+        MINICPM_V,
+        config=MINICPM_V.config
+        | {
+            "text_config": MINICPM_V.config["text_config"]
             | {
-                "model_type": "qwen3_5_text",
-                "head_dim": 32,
-                "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-                "linear_num_key_heads": 2,
-                "linear_num_value_heads": 4,
-                "linear_key_head_dim": 16,
-                "linear_value_head_dim": 16,
-            },
-            "vision_config": VISION | {"image_size": 64, "patch_size": 8},
-            "insert_layer_id": 1,
+                "rope_parameters": MROPE["rope_parameters"]
+                | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.25}
+            }
         },
-        {
-            "image_token": "<|image_pad|>",
-            "video_token": "<|video_pad|>",
-            "image_start_token": "<image>",
-            "image_end_token": "</image>",
-            "slice_start_token": "<slice>",
-            "slice_end_token": "</slice>",
-            "image_id_start_token": "<image_id>",
-            "image_id_end_token": "</image_id>",
+        processor=functools.partial(_minicpm_v, name="MiniCPMV4_7Processor"),
+        ids=MINICPM_V.ids
+        | {
+            "image_start_id": "image_start_token",
+            "image_end_id": "image_end_token",
+            "slice_start_id": "slice_start_token",
+            "slice_end_id": "slice_end_token",
         },
-        {"image": "<|image_pad|>", "video": "<|video_pad|>"},
-        _minicpm_v,
-        {"image_token_id": "image_token", "video_token_id": "video_token"},
     ),
     "idefics2": Family(
         {

@@ -51,7 +51,8 @@ def test_reads_the_kinds_and_marks_of_a_family(family: str):
             assert marks[kind].prompt_mark == marks[kind].placeholder
     assert media_family.sees_both_ways == (family in ("gemma3", "gemma4_31b"))
     assert media_family.is_prefix_lm == family.startswith("paligemma")
-    assert media_family.has_rope_grids == ("mrope_section" in json.dumps(read_config(family)))
+    has_axes = media_family.has_rope_grids or media_family.canvas_marks is not None
+    assert has_axes == ("mrope_section" in json.dumps(read_config(family)))
 
 
 @pytest.mark.parametrize("name", ["image_token_id", "image_token_index"])

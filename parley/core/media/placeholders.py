@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from parley.types import MediaItem
+from parley.types import MediaItem, TokenPositions
 from parley.types.media import lead_length
 
 MAX_PLACEHOLDER_ID = 2**32 - 1  # may be outside of the vocabulary: the token itself is never read
@@ -12,7 +12,7 @@ MAX_PLACEHOLDER_ID = 2**32 - 1  # may be outside of the vocabulary: the token it
 
 def placement_fault(media: Sequence[MediaItem], prompt_length: int) -> str | None:
     """Return why items cannot be at these positions in a prompt of ``prompt_length`` tokens, or None if they can."""
-    end, lead = 0, lead_length(media)
+    end, listed_end, lead = 0, 0, lead_length(media)
     for item in media:
         if not end <= item.start < item.end <= prompt_length:
             return f"The {item.kind} at token {item.start} overlaps another item, or is not within the prompt."
@@ -20,6 +20,10 @@ def placement_fault(media: Sequence[MediaItem], prompt_length: int) -> str | Non
             return f"The mark of the {item.kind} at token {item.start} is not within the prompt's text."
         if not _are_runs_within(item):
             return f"The embeddings of the {item.kind} at token {item.start} overlap, or are not within it."
+        if item.positions is not None:
+            if not _are_positions_possible(item, item.positions, max(end, listed_end), prompt_length):
+                return f"The positions of the {item.kind} at token {item.start} are not those of its tokens."
+            listed_end = item.positions.end
         end = item.end
     return None
 
@@ -60,6 +64,17 @@ def _are_runs_within(item: MediaItem) -> bool:
             return False
         end = run.offset + run.count
     return end > 0
+
+
+def _are_positions_possible(item: MediaItem, listed: TokenPositions, first: int, prompt_length: int) -> bool:
+    """Whether positions cover an item, within the prompt from token ``first`` on, on all axes."""
+    axes = (listed.times, listed.rows, listed.columns)
+    return (
+        first <= listed.start <= item.start
+        and item.end <= listed.end <= prompt_length
+        and all(len(axis) == len(listed.times) and min(axis, default=0) >= -1 for axis in axes)
+        and listed.advance > 0
+    )
 
 
 def _tokens_between_runs(token_ids: Sequence[int], media: Sequence[MediaItem]) -> Iterator[Sequence[int]]:

@@ -25,7 +25,7 @@ REFUSED_PROJECTORS = {
     "lfm2a": NO_ENCODER,
     "meralion": NO_ENCODER,
     "mimovl": NO_ENCODER,
-    "minicpmv4_7": "the positions of its text depend on the tiles of images, which parley does not compute",
+    "minicpmv4_7": FOLDER_ONLY,
     "nemotron_v2_vl": FOLDER_ONLY,
     "parakeet": FOLDER_ONLY,
     "phi4": NO_ENCODER,  # Phi-4-reasoning-vision

@@ -164,6 +164,8 @@ class ItemProcessor:
 
     def process_embeddings(self, kind: MediaKind, data: bytes) -> ProcessedTensors:
         """Return embeddings that the client computed, with the text that stands for them. Raises UnusableMedia."""
+        if self._family.canvas_marks is not None:
+            raise UnusableMedia("cannot be given as embeddings: their positions depend on the image", "bad_embeddings")
         grid_name = f"{kind}_grid_thw" if self._has_grids(kind) else None
         deep_layers = self._deep_layers if kind != "audio" else 0
         tensors = read_embeddings(data, self._hidden, deep_layers, grid_name)
@@ -239,6 +241,7 @@ class ItemProcessor:
             has_numbered_grid=self._family.numbers_grids,
             text_edges=self._text_edges(),
             leads_prompt=self._family.leads_prompt,
+            canvas_marks=self._family.canvas_marks,
         )
 
     def write_features(self, processed: ProcessedTensors, digest: bytes) -> bytes:
@@ -277,7 +280,7 @@ class ItemProcessor:
 
     def _has_grids(self, kind: MediaKind) -> bool:
         """Whether runs of embeddings of this kind have grids of positions. Those of audio continue as in text."""
-        return self._family.has_rope_grids and kind != "audio"
+        return (self._family.has_rope_grids or self._family.canvas_marks is not None) and kind != "audio"
 
     def _count_tile_rows(self, tensors: dict[str, torch.Tensor]) -> int:
         """Return the number of embeddings of an image of Llama 3.2 Vision: its tiles, without those that pad it, have
@@ -360,6 +363,8 @@ class ItemProcessor:
         self, kind: MediaKind, tensors: dict[str, torch.Tensor], runs: list[int]
     ) -> tuple[list[tuple[int, int, int]], list[float]]:
         """Return the grid of each run of embeddings, and the steps between their frames."""
+        if self._family.canvas_marks is not None:
+            return self._read_canvas_grids(kind, tensors, runs), []
         frames, rows, columns = tensors[f"{kind}_grid_thw"][0].tolist()
         merge_size = self._vision_config.spatial_merge_size  # patches per embedding, on both axes
         rows, columns = rows // merge_size, columns // merge_size
@@ -376,6 +381,17 @@ class ItemProcessor:
         if kind == "video" and self._positions_per_second is not None and seconds is not None:
             step = float(self._positions_per_second * seconds)
         return grids, [step] * len(grids)
+
+    def _read_canvas_grids(
+        self, kind: MediaKind, tensors: dict[str, torch.Tensor], runs: list[int]
+    ) -> list[tuple[int, int, int]]:
+        """Return the grid of each slice of an image or a video of MiniCPM-V 4.7."""
+        divisor = self._processor.image_token_divisor if kind == "image" else self._processor.video_token_divisor
+        sizes = tensors["target_sizes" if kind == "image" else "target_sizes_videos"] // math.isqrt(divisor)
+        grids = [(1, int(rows), int(columns)) for rows, columns in sizes.tolist()]
+        if [math.prod(grid) for grid in grids] != runs:
+            raise processor_refusal()
+        return grids
 
 
 def _find_runs(text: str, *marks: str) -> list[list[str]]:
