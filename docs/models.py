@@ -118,7 +118,7 @@ of the last `<unused…>` token, and LLaVA's that of the last reserved token, or
 * `qwen2.5o` (Qwen2.5-Omni) reads images, videos and audio, and writes text.
 * `qwen3vl_merger` with `qwen3a` beside it is Qwen3-Omni, which reads images, videos and audio, and writes text.
   `qwen3a` alone is Qwen3-ASR.
-* `minicpmv4_6` is MiniCPM-V 4.6, with images and videos.
+* `minicpmv4_6` and `minicpmv4_7` are MiniCPM-V 4.6 and 4.7, with images and videos.
 * `qwen2a`, `voxtral` and `musicflamingo` (Audio Flamingo 3) read audio.
 * Whether a message may have media depends on the chat template in the model's file, which has to write their marks.
 

@@ -66,6 +66,7 @@ FAMILIES = [
     *WITH_AXES,
     "qwen3_omni_moe_thinker",
     "minicpmv4_6",
+    "minicpmv4_7",
     "kimi_k25",
     "idefics3",
     "internvl",
@@ -296,6 +297,16 @@ def test_minicpm_whose_merger_has_no_place_is_refused(listed):
     config = {"model_type": "qwen3_5_text", "hidden_size": 64, "dtype": "float32", "tie_word_embeddings": True}
     with pytest.raises(GgufError, match=r"gives clip\.vision\.wa_layer_indexes as .*; it is one of 3 blocks$"):
         whole_config(encoder, config | {"quantization_config": {}}, list(find_projector(encoder).marks.values()))
+
+
+def test_minicpm_without_line_breaks_is_refused():
+    """Positions depend on them."""
+    encoder = read_model(family_files("minicpmv4_7")[1])
+    config = {"model_type": "qwen3_5_text", "hidden_size": 64, "dtype": "float32", "tie_word_embeddings": True}
+    marks = list(find_projector(encoder).marks.values())
+    assert whole_config(encoder, config | {"quantization_config": {}}, [*marks, "Ċ"])["newline_id"] == len(marks)
+    with pytest.raises(GgufError, match=r"is the encoder of a model whose vocabulary has the token Ċ$"):
+        whole_config(encoder, config | {"quantization_config": {}}, marks)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ KINDS = {
     "kimi_k25": gguf.VisionProjectorType.KIMIK25,
     "audioflamingo3": gguf.VisionProjectorType.MUSIC_FLAMINGO,
 }
-KINDS["minicpmv4_6"] = "minicpmv4_6"  # which the package does not know yet
+KINDS |= {name: name for name in ("minicpmv4_6", "minicpmv4_7")}  # which the package does not know yet
 # Of families whose files name the kinds of both encoders, or only that of sound
 MODAL_KINDS = {
     "gemma4": (gguf.VisionProjectorType.GEMMA4V, gguf.VisionProjectorType.GEMMA4A),
@@ -195,7 +195,7 @@ def add_vision(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]) ->
     image = json.loads((folder / "processor_config.json").read_text())["image_processor"]
     sizes = vision.get("image_size", 560), vision["patch_size"]
     size, patch = (sides[0] if isinstance(sides, list) else sides for sides in sizes)
-    if family == "minicpmv4_6":
+    if family.startswith("minicpm"):
         size = image["scale_resolution"]  # of slices; the positions show the encoder's own
         writer.add_array("clip.vision.wa_layer_indexes", [config["insert_layer_id"]])
         writer.add_uint32("clip.vision.max_slice_nums", image["max_slice_nums"])
@@ -243,7 +243,7 @@ def patches_per_embedding(config: dict[str, Any]) -> int:
         config.get("downsample_factor"),
         vision.get("pooling_kernel_size"),
     )
-    if config["model_type"] == "minicpmv4_6":
+    if config["model_type"].startswith("minicpm"):
         return 4
     ratio = config.get("downsample_ratio") or vision.get("pixel_shuffle_ratio")
     return next(filter(None, counts), None) or round(1 / ratio)

@@ -224,6 +224,7 @@ CONVERSIONS = {
     "llama4": convert_llama,
     "gemma4": convert_gemma,
     "minicpmv4_6": convert_minicpm,
+    "minicpmv4_7": convert_minicpm,
     "gemma4_unified": convert_unified,
     "qwen3_asr": convert_qwen_3_sound,
     "qwen3_omni_moe_thinker": convert_qwen_3_omni,

@@ -1,8 +1,10 @@
-"""The image encoder of MiniCPM-V 4.6 in projector files: SigLIP, in whose midst windows of four patches become one."""
+"""The image encoder of MiniCPM-V 4.6 and 4.7 in projector files: SigLIP, in whose midst four patches become one."""
 
 from __future__ import annotations
 
 import reprlib
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from parley.gguf.header import GgufError
@@ -24,13 +26,13 @@ def _merger_block(file: ProjectorFile) -> int:
     return int(listed[0])
 
 
-def _minicpm_encoder(file: ProjectorFile) -> dict[str, Any]:
+def _minicpm_encoder(version: str, file: ProjectorFile) -> dict[str, Any]:
     file.tensor_shape(MERGER)  # files for less reduced images lack it, and Transformers' code has no such encoder
     patch = file.read_count("patch_size")
     return {
         "insert_layer_id": _merger_block(file),
         "vision_config": {
-            "model_type": "minicpmv4_6_vision",
+            "model_type": f"minicpmv{version}_vision",
             "hidden_size": file.read_count("embedding_length"),
             "intermediate_size": file.read_count("feed_forward_length"),
             "num_hidden_layers": file.block_count(),
@@ -42,7 +44,7 @@ def _minicpm_encoder(file: ProjectorFile) -> dict[str, Any]:
     }
 
 
-def _minicpm_processor(file: ProjectorFile) -> dict[str, Any]:
+def _minicpm_processor(version: str, file: ProjectorFile) -> dict[str, Any]:
     sizes = {
         "scale_resolution": file.read_count("image_size"),
         "patch_size": file.read_count("patch_size"),
@@ -50,7 +52,7 @@ def _minicpm_processor(file: ProjectorFile) -> dict[str, Any]:
         **file.colour_scale(),
     }
     return {
-        "processor_class": "MiniCPMV4_6Processor",
+        "processor_class": f"MiniCPMV{version}Processor",
         "image_processor": {"image_processor_type": "MiniCPMV4_6ImageProcessor", **sizes},
         "video_processor": {"video_processor_type": "MiniCPMV4_6VideoProcessor", **sizes},
     }
@@ -87,6 +89,20 @@ MINICPM_V_4_6 = Projector(
         "image_id_end_token": "</image_id>",
     },
     {"image_token_id": "image_token", "video_token_id": "video_token"},
-    _minicpm_encoder,
-    _minicpm_processor,
+    partial(_minicpm_encoder, "4_6"),
+    partial(_minicpm_processor, "4_6"),
+)
+MINICPM_V_4_7 = replace(
+    MINICPM_V_4_6,
+    whole_models=same_text("minicpmv4_7", "MiniCPMV4_7ForConditionalGeneration", "qwen3_5_text", "qwen3_5_moe_text"),
+    ids=MINICPM_V_4_6.ids
+    | {
+        "image_start_id": "image_start_token",
+        "image_end_id": "image_end_token",
+        "slice_start_id": "slice_start_token",
+        "slice_end_id": "slice_end_token",
+    },
+    read_encoder=partial(_minicpm_encoder, "4_7"),
+    read_processor=partial(_minicpm_processor, "4_7"),
+    plain_ids={"newline_id": "Ċ"},
 )

@@ -78,6 +78,7 @@ class Projector:
     * ``audio_encoder``: the row of the audio encoder, in files that also have one of images; only its tensors are
       used.
     * ``deep_names``: names of the mergers of further blocks, where {} is their number; by their names in the file.
+    * ``plain_ids``: members of config.json with the ids of tokens of text, by their spelling in the vocabulary.
     * ``last_tensor``: the weight that computes the embeddings, in files whose metadata do not give their width.
     """
 
@@ -103,6 +104,7 @@ class Projector:
     unused: dict[str, Callable[[ProjectorFile], tuple[int, ...]]] = field(default_factory=dict)
     audio_encoder: Projector | None = None
     deep_names: dict[str, str] = field(default_factory=dict)
+    plain_ids: dict[str, str] = field(default_factory=dict)
     last_tensor: str = ""
 
 

@@ -25,7 +25,6 @@ REFUSED_PROJECTORS = {
     "lfm2a": NO_ENCODER,
     "meralion": NO_ENCODER,
     "mimovl": NO_ENCODER,
-    "minicpmv4_7": FOLDER_ONLY,
     "nemotron_v2_vl": FOLDER_ONLY,
     "parakeet": FOLDER_ONLY,
     "phi4": NO_ENCODER,  # Phi-4-reasoning-vision

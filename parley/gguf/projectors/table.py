@@ -8,7 +8,7 @@ from parley.gguf.projectors.gemma_projectors import GEMMA_3
 from parley.gguf.projectors.glm_projectors import GLM_4_V
 from parley.gguf.projectors.kimi_projectors import KIMI_K2_5
 from parley.gguf.projectors.llava_projectors import LLAVA
-from parley.gguf.projectors.minicpm_projectors import MINICPM_V_4_6
+from parley.gguf.projectors.minicpm_projectors import MINICPM_V_4_6, MINICPM_V_4_7
 from parley.gguf.projectors.omni_projectors import QWEN_2_5_OMNI
 from parley.gguf.projectors.paddle_projectors import PADDLE_OCR
 from parley.gguf.projectors.pixtral_projectors import LIGHT_ON_OCR, PIXTRAL
@@ -32,6 +32,7 @@ PROJECTORS = {
     "lightonocr": LIGHT_ON_OCR,
     "llama4": LLAMA_4,
     "minicpmv4_6": MINICPM_V_4_6,
+    "minicpmv4_7": MINICPM_V_4_7,
     "mlp": LLAVA,
     "musicflamingo": AUDIO_FLAMINGO_3,
     "paddleocr": PADDLE_OCR,

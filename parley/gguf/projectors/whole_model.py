@@ -39,6 +39,9 @@ def whole_config(model: GgufModel, config: dict[str, Any], tokens: list[str]) ->
     """Return the config.json of a language model with the projector of a file. ``config``: the language model's.
     ``tokens``: the vocabulary, with the marks. Raises GgufError if they do not belong together."""
     whole, (projector, file) = check_pair(model, config), open_projector(model)
+    for text in projector.plain_ids.values():
+        if text not in tokens:
+            raise GgufError(f"{file.name} is the encoder of a model whose vocabulary has the token {text}")
     shared = {name: config[name] for name in ("dtype", "quantization_config", "tie_word_embeddings")}
     return {
         "architectures": [whole.class_name],
@@ -46,6 +49,7 @@ def whole_config(model: GgufModel, config: dict[str, Any], tokens: list[str]) ->
         "text_config": config | {"model_type": whole.text_type} | projector.complete_text(config),
         **shared,
         **{member: tokens.index(projector.marks[mark]) for member, mark in projector.ids.items()},
+        **{member: tokens.index(text) for member, text in projector.plain_ids.items()},
         **projector.read_encoder(file),
     }
 
