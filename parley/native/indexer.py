@@ -16,13 +16,16 @@ of chosen tokens.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 
 from parley.core.sequence import PAGE_SIZE
+from parley.native.layer_shape import BlockIndexerShape
 from parley.native.layout import RowSpan
-from parley.native.pool import LayerPages
-from parley.native.torch_forms.torch_attention import TileGroup, pad_rows, plan_tiles
+from parley.native.pool import PageFormat, LayerPages
+from parley.native.torch_forms.torch_attention import KEY_MULTIPLE, TileGroup, pad_rows, plan_tiles
 from parley.native.torch_forms.torch_kernels import rotate_rows
 
 # Keys that are scored in one product, multiples of ``torch_attention.KEY_MULTIPLE``: what fits into the cache of a CPU,
@@ -68,6 +71,53 @@ def choose_tokens(
             return best
         chosen.index_copy_(0, group.scatter_index, best)
     return chosen[:-1]
+
+
+def choose_blocks(
+    queries: torch.Tensor, pool: LayerPages, groups: list[TileGroup], shape: BlockIndexerShape
+) -> torch.Tensor:
+    """Return the numbers of the blocks that each head of each row chooses, ascending: int64 [T, heads, top_k].
+
+    queries [T, heads, dim]. ``pool``: the keys. ``groups``: the plan of the same rows, each of which sees more than
+    ``shape.top_k`` blocks. A score that is not a number counts as the lowest.
+    """
+    chosen = torch.empty(len(queries) + 1, shape.heads, shape.top_k, dtype=torch.int64, device=queries.device)
+    for group in groups:
+        rows = queries if group.gather_index is None else queries.index_select(0, group.gather_index)
+        scores = _score_blocks(rows, pool, group, shape)
+        best = _choose_best(scores.flatten(0, 1), shape.top_k).view(len(rows), shape.heads, shape.top_k)
+        if group.scatter_index is None:
+            return best
+        chosen.index_copy_(0, group.scatter_index, best)
+    return chosen[:-1]
+
+
+def _score_blocks(queries: torch.Tensor, pool: LayerPages, group: TileGroup, shape: BlockIndexerShape) -> torch.Tensor:
+    """Return the scores of the blocks of a group's keys, float32 [tiles * rows, heads, blocks]: inf for those that are
+    always chosen, -inf for those that a row does not see."""
+    size, rows, length = group.tiles, group.rows, group.keys
+    heads, dim = queries.shape[1:]
+    query = queries.float().view(size, rows, heads, dim).transpose(1, 2).reshape(size, heads * rows, dim)
+    query = pad_rows(query)
+    keys = pool.data.view(-1, PAGE_SIZE * dim).index_select(0, group.pages).view(size, length, dim)
+    unit = math.lcm(shape.block_size, KEY_MULTIPLE)
+    key_range = max(1, (KEY_RANGE if queries.device.type == "cpu" else DEVICE_KEY_RANGE) // unit) * unit
+    parts = []
+    for first in range(0, length, key_range):
+        some = keys[:, first : first + key_range].float().transpose(1, 2)
+        products = torch.bmm(query, some)[:, : heads * rows].view(size, heads, rows, -1)
+        products.nan_to_num_(nan=-torch.inf, posinf=torch.finfo(torch.float32).max, neginf=-torch.inf)
+        masked = max(group.unmasked_keys, first)
+        if group.mask is not None and masked < first + products.shape[-1]:
+            mask = group.mask[:, 0, :, :, masked - group.unmasked_keys :][..., : first + products.shape[-1] - masked]
+            products[..., masked - first :].masked_fill_(mask < 0, -torch.inf)
+        products = F.pad(products, (0, -products.shape[-1] % shape.block_size), value=-torch.inf)
+        parts.append(products.unflatten(-1, (-1, shape.block_size)).amax(-1))
+    scores = torch.cat(parts, -1)
+    own = group.positions[:, 0].long() // shape.block_size  # [tiles, 1, rows, 1]
+    numbers = torch.arange(scores.shape[-1], device=scores.device)
+    scores.masked_fill_((numbers <= own) & (numbers > own - shape.local_blocks), torch.inf)
+    return scores.transpose(1, 2).reshape(size * rows, heads, -1)
 
 
 def _score_tiles(queries: torch.Tensor, weights: torch.Tensor, pool: LayerPages, group: TileGroup) -> torch.Tensor:
@@ -118,6 +168,23 @@ def gather_pages(pool: LayerPages, slots: torch.Tensor) -> LayerPages:
     copy = LayerPages(pool.data.new_zeros(len(tokens) + 1, *pool.data.shape[1:]), pool.page_format)
     _view_tokens(copy)[:-1].copy_(tokens)
     return copy
+
+
+def split_heads(pool: LayerPages, head_format: PageFormat, chosen: torch.Tensor) -> tuple[LayerPages, torch.Tensor]:
+    """Return pages of one key/value head each, of ``head_format``, and which of them have the ``chosen`` pages (int64
+    [N, heads, count]) of each head: int64 [N * heads, count]. The last page is zero.
+
+    A tiled page has one head after the other (``pages.h``), so each head of the pool is such a page, and nothing is
+    copied. Of other pages, the chosen ones are copied.
+    """
+    heads = chosen.shape[1]
+    numbers = torch.arange(heads, device=chosen.device)[:, None]
+    if head_format.tiled:
+        head_pages = LayerPages(pool.data.view(len(pool.data) * heads, -1), head_format)
+        return head_pages, (chosen * heads + numbers).flatten(0, 1)
+    copies = pool.data.new_zeros(chosen.numel() + 1, *head_format.shape)
+    copies[:-1] = pool.data[chosen, :, numbers].flatten(0, 2)[:, :, None]
+    return LayerPages(copies, head_format), torch.arange(chosen.numel(), device=chosen.device).view(-1, chosen.shape[2])
 
 
 def _view_tokens(pool: LayerPages) -> torch.Tensor:

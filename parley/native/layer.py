@@ -34,13 +34,15 @@ class StateWeights:
 
 @dataclass(frozen=True)
 class IndexerWeights:
-    """The weights of an indexer; ``IndexerShape`` defines them. ``queries`` reads the normed latent of queries, ``key``
-    and ``head_weights`` the layer's input."""
+    """The weights of an indexer; ``IndexerShape`` or ``BlockIndexerShape`` defines them. ``queries`` reads the normed
+    latent of queries, or with ``BlockIndexerShape`` the layer's input; ``key`` and ``head_weights`` read that input.
+    Only indexers of blocks have a ``query_norm``, and only others have ``head_weights``."""
 
     queries: PackedWeight
     key: PackedWeight
     key_norm: Norm
-    head_weights: PackedWeight
+    head_weights: PackedWeight | None = None
+    query_norm: Norm | None = None
 
 
 @dataclass(frozen=True)

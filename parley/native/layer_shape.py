@@ -99,6 +99,39 @@ class IndexerShape:
     rotary_dim: int
     is_interleaved: bool
 
+    @property
+    def max_unchosen(self) -> int:
+        """The most tokens that a token may see and still attends to all of them."""
+        return self.top_k
+
+
+@dataclass(frozen=True)
+class BlockIndexerShape:
+    """How an indexer chooses the ``top_k`` blocks of ``block_size`` adjacent tokens that a token attends to
+    (MiniMax-M3, modeling_minimax_m3_vl.py). Blocks begin at multiples of their size. A token that sees at most
+    ``top_k`` blocks attends to all tokens that it sees.
+
+    Each token has one key of ``dim`` numbers, the norm of a linear function of the layer's input. A query has ``heads``
+    vectors of this size, made alike, one for each key/value head of attention, which chooses for itself. The score of a
+    block is the largest product of the vector with a key of the block that the token sees. The ``local_blocks`` last
+    blocks that the token sees are always chosen, and then the highest scores; of equal ones those of earlier blocks.
+    The first ``rotary_dim`` numbers of queries and keys are rotated as those of attention. Configs call the first five
+    fields index_n_heads, index_head_dim, index_topk_blocks, index_block_size and index_local_blocks.
+    """
+
+    heads: int
+    dim: int
+    top_k: int
+    block_size: int
+    local_blocks: int
+    rotary_dim: int
+    is_interleaved: bool = False
+
+    @property
+    def max_unchosen(self) -> int:
+        """The most tokens that a token may see and still attends to all of them."""
+        return self.top_k * self.block_size
+
 
 @dataclass(frozen=True)
 class AltUpShape:
@@ -194,9 +227,9 @@ class LayerShape:
     value_scale: float = 1.0  # multiplies values
     has_normed_values: bool = False  # each head's value gets an RMS norm without weights
     has_keys_as_values: bool = False  # values are the keys before their norm
-    # The layer has an indexer, which chooses the tokens that it attends to. In models with indexers, a layer without
-    # one attends to the tokens that the last indexer before it chose.
-    has_indexer: bool = False
+    has_indexer: bool = False  # an indexer chooses the tokens that the layer attends to
+    # The layer attends to the tokens that an indexer chose: its own, or the last one before it
+    reads_chosen: bool = False
     sees_later_media: bool = True  # tokens of images attend to later ones of the same image, if the model does that
 
     # The MLP

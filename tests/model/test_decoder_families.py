@@ -70,6 +70,7 @@ KERNEL_FAMILIES = [
     "gpt_oss",
     "deepseek_v3",
     "glm_moe_dsa",
+    "minimax_m3",
     "phimoe",
     "qwen3_next",
     "lfm2",

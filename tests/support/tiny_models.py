@@ -399,6 +399,16 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoeshared",
         BASE_CONFIG | EXPERTS | {"shared_intermediate_size": 72, "attention_multiplier": 0.1},
     ),
+    # Contexts of tests have more blocks than its indexers choose; its first layer has no indexer.
+    "minimax_m3": (
+        "minimax_m3_vl_text",
+        BASE_CONFIG
+        | {"intermediate_size": 48, "dense_intermediate_size": 96, "shared_intermediate_size": 40, "head_dim": 32}
+        | {"num_local_experts": 6, "num_experts_per_tok": 2, "num_hidden_layers": 3, "index_n_heads": 2}
+        | {"layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"], "index_head_dim": 24}
+        | {"mlp_layer_types": ["dense", "sparse", "sparse"], "index_topk_blocks": 3, "index_block_size": 16}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
     "minimax_m2": (
         "minimax_m2",
         BASE_CONFIG | {"num_local_experts": 12, "num_experts_per_tok": 3, "head_dim": 32, "rotary_dim": 16},

@@ -37,6 +37,9 @@ class LayerLinearParts:
             parts = {**self._attention_parts(layer), "state_input": parts["qkv"], "state_output": parts["output"]}
         shape, width = config.layers[layer], config.mlp_width(layer)
         gate_up, down = config.tensors.gate_up, config.tensors.down
+        merged = config.tensors.merged_gate_up
+        if merged and self._weights.layer_name(layer, merged) + ".weight" in self._weights.checkpoint:
+            gate_up = (merged,)
         if shape.routing is not None and not shape.has_parallel_dense_mlp:
             gate_up, down = self._mixtures.names.shared_gate_up, self._mixtures.names.shared_down
         if width and shape.has_mlp:

@@ -7,7 +7,7 @@ from dataclasses import astuple
 
 from parley.model.checkpoint.files import LoadError
 from parley.model.load.decoder_weights import DecoderWeights
-from parley.model.networks.indexers import IndexerNames
+from parley.model.networks.indexers import TOKEN_INDEXER_NAMES
 from parley.model.networks.rope import Unfusable
 
 # Frequencies, sines, masks and fixed decays that checkpoints store, computed here; scales of an 8-bit KV cache, not
@@ -17,7 +17,7 @@ IGNORED_TENSORS = re.compile(
     r"|self_attn\.(slope_rate|(query|key|diagonal)_decay)$"
 )
 
-INDEXER_NAMES = astuple(IndexerNames())
+INDEXER_NAMES = [name for name in astuple(TOKEN_INDEXER_NAMES) if name is not None]
 
 
 def check_tensor_names(decoder_weights: DecoderWeights) -> None:
@@ -62,7 +62,9 @@ def _unread_keys(decoder_weights: DecoderWeights) -> tuple[str, ...]:
         dense = [i for i, shape in enumerate(decoder_weights.config.layers) if shape.routing is None]
         unread += [decoder_weights.layer_name(layer, f"{norm}.") for layer in dense]
     if decoder_weights.config.indexer is not None:
-        shared = [i for i, shape in enumerate(decoder_weights.config.layers) if not shape.has_indexer]
+        shared = [
+            i for i, shape in enumerate(decoder_weights.config.layers) if shape.reads_chosen and not shape.has_indexer
+        ]
         unread += [decoder_weights.layer_name(layer, f"{name}.") for layer in shared for name in INDEXER_NAMES]
     return tuple(unread)
 

@@ -20,6 +20,7 @@ import torch
 
 from parley import native
 from parley.heartbeat import beat
+from parley.model.networks.block_attention import BlockIndexedStep
 from parley.model.networks.decoder_config import DecoderConfig
 from parley.model.networks.indexed_attention import IndexedStep
 from parley.model.networks.layer_attention import LayerAttention
@@ -37,6 +38,7 @@ from parley.model.networks.state_arena import BatchStates, temporary_states
 from parley.model.networks.state_scans import StateScans
 from parley.model.networks.token_embeddings import EmbeddingParts, TokenEmbeddings
 from parley.native.layer import DecoderLayer
+from parley.native.layer_shape import BlockIndexerShape
 
 
 class NormOfRows(NamedTuple):
@@ -199,7 +201,8 @@ class FusedDecoder:
         if shape is None:
             return None
         cos, sin = self.position_tables.rope_angles(batch)[:, None, :, : shape.rotary_dim // 2].unbind(2)
-        return IndexedStep(shape, batch, *spread_angles(cos, sin, is_interleaved=shape.is_interleaved))
+        step_class = BlockIndexedStep if isinstance(shape, BlockIndexerShape) else IndexedStep
+        return step_class(shape, batch, *spread_angles(cos, sin, is_interleaved=shape.is_interleaved))
 
     def kernel_by_kernel(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
         """Compute ``compute_hidden`` kernel by kernel. This is the definition; a stack does the same in one call."""

@@ -9,7 +9,14 @@ from parley.model.networks.mixtures import MixtureNames
 from parley.model.networks.rope import RopeConfig
 from parley.model.networks.sinusoids import Sinusoids
 from parley.model.networks.state_layers import StateNames
-from parley.native.layer_shape import AltUpShape, HeadSizes, IndexerShape, LatentShape, LayerShape
+from parley.native.layer_shape import (
+    AltUpShape,
+    BlockIndexerShape,
+    HeadSizes,
+    IndexerShape,
+    LatentShape,
+    LayerShape,
+)
 from parley.native.layout import LayerKV
 
 
@@ -144,7 +151,9 @@ class DecoderConfig:
     sinusoids: Sinusoids | None = None  # how position embeddings are computed that the checkpoint does not store
     query_scaling: QueryScaling | None = None  # the factor of queries, for layers that scale them
     latent: LatentShape | None = None  # the sizes of multi-head latent attention, for models that have it
-    indexer: IndexerShape | None = None  # chooses the tokens that layers attend to, in models that have it
+    indexer: IndexerShape | BlockIndexerShape | None = (
+        None  # chooses the tokens that layers attend to, in models that have it
+    )
     state_layouts: tuple[StateNames, ...] = ()  # the names of tensors in layers that keep a state: one of them
     layer_inputs: LayerInputShape = LayerInputShape()
     media_vocabularies: tuple[MediaVocabulary, ...] = ()  # the last tokens, if projectors of media embed them

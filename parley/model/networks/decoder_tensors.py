@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 class TensorNames:
     """The names of a model's tensors in its checkpoint; those of a layer follow ``layer`` and its number.
 
-    ``qkv`` and ``gate_up`` list the linear layers to be merged. Norms and ``sinks`` that are None do not exist; a norm
+    ``qkv`` and ``gate_up`` list the linear layers to be merged; ``merged_gate_up`` is one layer in place of the latter,
+    in files that have it. Norms and ``sinks`` that are None do not exist; a norm
     without weights has an empty name. ``positions``: the embeddings of positions, which are added to those of tokens;
     ``embedding_norm``: the norm of the sum.
     ``query_up`` and ``latent_up`` are the linear layers that make queries, and keys and values, of their latents in
@@ -34,6 +35,7 @@ class TensorNames:
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     output: str = "self_attn.o_proj"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    merged_gate_up: str | None = None
     down: str = "mlp.down_proj"
     attention_norm: str | None = "input_layernorm"
     attention_after_norm: str | None = None

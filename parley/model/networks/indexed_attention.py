@@ -17,7 +17,7 @@ from parley.model.networks.network import KVPages, PackedBatch
 from parley.native import indexer
 from parley.native.device_copy import copy_to_device
 from parley.native.layer import IndexerWeights
-from parley.native.layer_shape import IndexerShape
+from parley.native.layer_shape import BlockIndexerShape, IndexerShape
 from parley.native.layout import RowSpan
 from parley.native.pool import LayerPages
 from parley.native.torch_forms.torch_attention import TileGroup
@@ -31,12 +31,14 @@ class IndexedStep:
     ``cos`` and ``sin``, float32 [T, 1, rotary_dim]: of the rotation of index queries and keys.
     """
 
-    def __init__(self, shape: IndexerShape, batch: PackedBatch, cos: torch.Tensor, sin: torch.Tensor):
+    def __init__(
+        self, shape: IndexerShape | BlockIndexerShape, batch: PackedBatch, cos: torch.Tensor, sin: torch.Tensor
+    ):
         self._shape, self._batch, self._cos, self._sin = shape, batch, cos, sin
         self._spans: list[RowSpan] = []  # of the rows that see more tokens than are chosen, without other rows
         numbers: list[int] = []
         for span in batch.spans:
-            beyond = min(span.count, max(0, span.length - shape.top_k))
+            beyond = min(span.count, max(0, span.length - shape.max_unchosen))
             if beyond:
                 self._spans.append(RowSpan(len(numbers), beyond, span.length, span.table))
                 numbers += range(span.first + span.count - beyond, span.first + span.count)
@@ -50,15 +52,15 @@ class IndexedStep:
     def run_indexer(
         self,
         x: torch.Tensor | native.QuantizedRows,
-        latents: torch.Tensor | native.QuantizedRows,
+        latents: torch.Tensor | native.QuantizedRows | None,
         weights: IndexerWeights,
         pages: KVPages,
         kv_index: int,
     ) -> None:
         """Store the index keys of a layer, and choose the tokens that it attends to, for rows that need a choice.
 
-        x [T, hidden]: the layer's input; latents [T, rank]: the normed latents of its queries. ``kv_index``: of its
-        index keys in ``DecoderNetwork.kv_layers``.
+        x [T, hidden]: the layer's input; latents [T, rank]: the normed latents of its queries, which indexers of blocks
+        do not read. ``kv_index``: of its index keys in ``DecoderNetwork.kv_layers``.
         """
         assert isinstance(x, torch.Tensor) and isinstance(latents, torch.Tensor), "indexers read rows as they are"
         keys = native.norm_rows(native.linear(x, weights.key), weights.key_norm)

@@ -58,6 +58,8 @@ class LayerAttention:
                 queries *= query_scales[:, None, None]
         else:
             queries = self._write_keys_and_values(layer, rows, batch, pages, cos, sin, query_scales)
+            if indexed is not None and weights.indexer is not None:
+                indexed.run_indexer(x, None, weights.indexer, pages, self._indexer_kv_indices[layer])
         attended = pages.attend_pages(
             kv_index,
             queries,
@@ -69,9 +71,9 @@ class LayerAttention:
             sinks=weights.sinks,
             slopes=weights.slopes,
             sees_later=shape.sees_later_media,
-            max_seen=None if config.indexer is None else config.indexer.top_k,
+            max_seen=config.indexer.max_unchosen if config.indexer is not None and shape.reads_chosen else None,
         )
-        if indexed is not None and indexed.has_choice:
+        if indexed is not None and indexed.has_choice and shape.reads_chosen:
             indexed.attend(queries, attended, pages.layer_pool(kv_index), scale=shape.score_scale)
         if weights.value_up is not None:
             attended = native.linear_heads(attended, weights.value_up)

@@ -76,10 +76,6 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere_compass_text": ("cohere_compass_text", WINDOW | {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {"full_attention": DEFAULT_ROPE, "sliding_attention": DEFAULT_ROPE}}),
-    "minimax_m3_vl_text": (
-        "minimax_m3_vl_text",
-        HEADS | {"num_local_experts": 8, "num_experts_per_tok": 2, "index_n_heads": 2, "index_head_dim": 16,
-                 "rotary_dim": 8}),
     "beam": ("beam", WINDOW | EXPERTS | {"n_group": 2, "topk_group": 1}),
 }  # fmt: skip
 # What Transformers' code does is found out when it runs

@@ -90,6 +90,14 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "MiniMax-M2": ("minimax_m2", {"head_dim": 32, "rotary_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
                                   "use_qk_norm": True, "qk_norm_type": "per_layer", "use_mtp": True,
                                   "attn_type_list": [1, 1], "scoring_func": "sigmoid", "use_routing_bias": True}),
+    "MiniMax-M3": ("minimax_m3_vl_text", {
+        "num_hidden_layers": 3, "head_dim": 32, "rotary_dim": 16, "partial_rotary_factor": 0.5, "rope_theta": 5e6,
+        "num_local_experts": 4, "num_experts_per_tok": 2, "dense_intermediate_size": 96, "intermediate_size": 48,
+        "shared_intermediate_size": 40, "n_shared_experts": 1, "scoring_func": "sigmoid", "use_routing_bias": True,
+        "use_qk_norm": True, "qk_norm_type": "per_head", "use_gemma_norm": True, "hidden_act": "swigluoai",
+        "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "moe_layer_freq": [0, 1, 1], "sparse_attention_config": {
+            "sparse_attention_freq": [0, 1, 1], "sparse_num_index_heads": 2, "sparse_index_dim": 32,
+            "sparse_block_size": 16, "sparse_topk_blocks": 2, "sparse_local_block": 1, "use_sparse_attention": True}}),
     "ERNIE 4.5 MoE": ("ernie4_5_moe", {"num_hidden_layers": 3, "moe_num_experts": 4, "moe_k": 2, "pad_token_id": 0,
                                        "moe_intermediate_size": 32, "moe_num_shared_experts": 2,
                                        "moe_layer_start_index": 1, "moe_layer_end_index": 2, "moe_layer_interval": 1,

@@ -20,7 +20,7 @@ from parley.model.networks.decoder_config import (
     QueryScaling,
 )
 from parley.model.networks.decoder_tensors import LLAMA_TENSORS, TensorNames
-from parley.model.networks.indexers import IndexerFamily
+from parley.model.networks.indexers import BlockIndexerFamily, IndexerFamily
 from parley.model.networks.mixtures import MixtureFamily
 from parley.model.networks.rope import RopeConfig, Unfusable, wrong_value
 from parley.model.networks.state_layers import StateFamily
@@ -158,7 +158,7 @@ class DecoderFamily:
     layer_variations: Callable[[dict[str, Any], list[str]], list[dict[str, Any]]] | None = None
     activation: str | None = None  # of all layers, if not that of hidden_act
     mixture: MixtureFamily | None = None  # how the layers with a mixture of experts choose them
-    indexer: IndexerFamily | None = None  # how tokens to attend to are chosen
+    indexer: IndexerFamily | BlockIndexerFamily | None = None  # how tokens to attend to are chosen
     state: StateFamily | None = None  # how the layers that keep a state are read
     altup: Callable[[dict[str, Any]], AltUpShape] | None = None  # returns the residual streams, if there are several
     # Returns the tokens that projectors embed, in the order of their ids; they are the last ones

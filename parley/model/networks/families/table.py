@@ -50,6 +50,7 @@ from parley.model.networks.families.layer_norm_decoders import (
 from parley.model.networks.families.mamba1_decoders import FALCON_MAMBA, JAMBA, MAMBA1
 from parley.model.networks.families.mamba_decoders import BAMBA, FALCON_H1, GRANITE_HYBRID, MAMBA2, NEMOTRON_HYBRID
 from parley.model.networks.families.mimo_decoders import MIMO_V2_FLASH
+from parley.model.networks.families.minimax_m3_decoders import MINIMAX_M3
 from parley.model.networks.families.mixture_decoders import (
     DEEPSEEK,
     DOTS1,
@@ -152,6 +153,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "granitemoe": GRANITE_MOE,
     "granitemoeshared": GRANITE_MOE_SHARED,
     "minimax_m2": MINIMAX_M2,
+    "minimax_m3_vl_text": MINIMAX_M3,
     "dots1": DOTS1,
     "ernie4_5_moe": ERNIE_MOE,
     "qwen3_vl_moe_text": QWEN3_VL_MOE,
