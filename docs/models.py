@@ -43,14 +43,14 @@ running sequences, and further states for the prefix cache, for drafts and for h
 `--max-batch` allows. A prefix is found up to the last page end whose state is cached. As an instance with a role, such
 a model runs on the CPU only, without `--kv-staging`.
 
-Models whose indexers choose the tokens that attention reads (`deepseek_v32`, `glm_moe_dsa`, `minimax_m3_vl_text`)
-keep one more key for each token and indexer, and pages have room for it. While a context has no more than `index_topk`
-tokens, attention reads all of them with the usual kernels. Beyond that, torch's operators score and choose tokens, and
-the kernels read only these. Indexers of `minimax_m3_vl_text` choose blocks of tokens instead, for each key/value head
-by itself, where a context has more than `index_topk_blocks` blocks. Roundings can change which tokens are chosen, so in
-long contexts bfloat16 differs more from float32 than in other models, as in Transformers. `--quantization` applies to
-the linear layers of indexers, but not to the weights of their heads; `--kv-dtype int8` does not apply to their keys.
-Layers that predict further tokens are left out.
+Models whose indexers choose the tokens that attention reads (`deepseek_v32`, `glm_moe_dsa`, `axk2`,
+`minimax_m3_vl_text`) keep one more key for each token and indexer, and pages have room for it. While a context has no
+more than `index_topk` tokens, attention reads all of them with the usual kernels. Beyond that, torch's operators score
+and choose tokens, and the kernels read only these. Indexers of `minimax_m3_vl_text` choose blocks of tokens instead,
+for each key/value head by itself, where a context has more than `index_topk_blocks` blocks. Roundings can change which
+tokens are chosen, so in long contexts bfloat16 differs more from float32 than in other models, as in Transformers.
+`--quantization` applies to the linear layers of indexers, but not to the weights of their heads; `--kv-dtype int8` does
+not apply to their keys. Layers that predict further tokens are left out.
 
 ## On parley's own decoder
 

@@ -104,6 +104,7 @@ class DecoderLayer:
     * Per-layer inputs: ``input_gate``, ``input_up`` and ``input_after_norm``.
     * Norms before the last linear layers (BitNet, arXiv 2402.17764): ``attended_norm`` of the rows that ``output``
       reads, and ``active_norm`` of those that ``down`` reads.
+    * Gated norms: ``attention_norm_down`` and ``attention_norm_up``, ``mlp_norm_down`` and ``mlp_norm_up``.
     * Cross-attention: ``cross``.
     * Alternating updates: ``altup``, ``altup_norm``, and the weights of ``laurel``.
     """
@@ -147,4 +148,8 @@ class DecoderLayer:
     laurel_norm: Norm | None = None
     attended_norm: Norm | None = None
     active_norm: Norm | None = None
+    attention_norm_down: PackedWeight | None = None
+    attention_norm_up: PackedWeight | None = None
+    mlp_norm_down: PackedWeight | None = None
+    mlp_norm_up: PackedWeight | None = None
     activation_factors: list[float] = field(default_factory=list)

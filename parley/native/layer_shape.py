@@ -253,6 +253,12 @@ class LayerShape:
     has_output_gate: bool = False
     has_head_gates: bool = False  # the gate has one number for each head
     has_softplus_gates: bool = False  # the softplus of the gate is used instead of its sigmoid
+    # ``query_up`` reads the normed latent of queries and then the latent itself, and gives each head's query and then
+    # the gate of its output (A.X-K2)
+    has_latent_gates: bool = False
+    # The norm y before attention, or before the MLP, becomes y * sigmoid(up(silu(down(y)))) (A.X-K2)
+    has_gated_attention_norm: bool = False
+    has_gated_mlp_norm: bool = False
     state: StateShape | None = None  # a layer with a state of this kind replaces attention: no keys and values
     has_mixer: bool = True  # False: neither attention nor a state
     has_linear_mixer: bool = False  # a linear layer without a bias replaces attention, as the layer's ``output``

@@ -71,6 +71,7 @@ KERNEL_FAMILIES = [
     "deepseek_v3",
     "glm_moe_dsa",
     "minimax_m3",
+    "axk2",
     "phimoe",
     "qwen3_next",
     "lfm2",

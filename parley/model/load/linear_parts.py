@@ -47,6 +47,14 @@ class LayerLinearParts:
                 "gate_up", layer, gate_up, [width] * (1 + shape.is_gated), config.hidden_size
             )
             parts["down"] = self._name_parts("down", layer, (down,), [config.hidden_size], width)
+        for key, gate in (
+            ("attention_norm", config.tensors.attention_norm_gate if shape.has_gated_attention_norm else None),
+            ("mlp_norm", config.tensors.mixture_norm_gate if shape.has_gated_mlp_norm else None),
+        ):
+            if gate is not None:
+                hidden, rank, (gate_down, gate_up_name) = config.hidden_size, config.norm_gate_rank, gate
+                parts[f"{key}_down"] = self._name_parts(f"{key}_down", layer, (gate_down,), [rank], hidden)
+                parts[f"{key}_up"] = self._name_parts(f"{key}_up", layer, (gate_up_name,), [hidden], rank)
         if config.altup is not None:
             rank, name = config.altup.laurel_rank, "laurel.linear_{}".format
             parts["laurel_left"] = self._name_parts("laurel_left", layer, (name("left"),), [rank], config.hidden_size)
@@ -89,7 +97,9 @@ class LayerLinearParts:
             "latent_up": self._name_parts("latent_up", layer, (config.tensors.latent_up,), [ups], latent.rank),
         }
         if config.tensors.query_up:
-            parts["query_up"] = self._name_parts("query_up", layer, (config.tensors.query_up,), [q], latent.query_rank)
+            outs = [q + values] if shape.has_latent_gates else [q]
+            read = latent.query_rank * (1 + shape.has_latent_gates)
+            parts["query_up"] = self._name_parts("query_up", layer, (config.tensors.query_up,), outs, read)
         return parts
 
     def _name_parts(

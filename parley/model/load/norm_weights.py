@@ -70,6 +70,8 @@ class NormWeights:
             names |= self._state_norms
         if shape.routing is not None and config.tensors.mixture_after_norm:
             names["mlp_after_norm"] = config.tensors.mixture_after_norm
+        if shape.routing is not None and config.tensors.mixture_norm:
+            names["mlp_norm"] = config.tensors.mixture_norm
         if config.norms.only_rotated_heads and config.layers[layer].rope is None:
             names |= {"query_norm": None, "key_norm": None}
         return {

@@ -97,6 +97,7 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
         extra_tokens=family.extra_tokens,
         extra_layers=_read_extra_layers(family, fields),
         layer_inputs=_read_layer_inputs(family, fields, layer_count),
+        norm_gate_rank=_read_gate_rank(family, fields),
         altup=None if family.altup is None else family.altup(fields),
         media_vocabularies=() if family.media_vocabularies is None else family.media_vocabularies(fields),
     )
@@ -172,6 +173,16 @@ def _read_mixture(family: DecoderFamily, fields: dict[str, Any]) -> MixtureShape
         mixture.layouts,
         mixture.read_latent_size(fields),
     )
+
+
+def _read_gate_rank(family: DecoderFamily, fields: dict[str, Any]) -> int:
+    """Return the numbers inside the gates of norms, 0 for types without them. Raises Unfusable."""
+    if family.tensors.attention_norm_gate is None:
+        return 0
+    rank = read_size(fields, "gated_norm_rank")
+    if rank % SIZE_UNIT:
+        raise Unfusable(f"the gates of its norms have {rank} numbers inside, which is no multiple of {SIZE_UNIT}")
+    return rank
 
 
 def _read_extra_layers(family: DecoderFamily, fields: dict[str, Any]) -> int:
@@ -301,6 +312,7 @@ def _read_layers(
     score_scale *= factors.pop("score_scale", 1.0)
     slopes = () if family.slopes is None else family.slopes(fields)
     count = len(layer_types)
+    has_mixture = [mixture is not None and mixture.has_mixture(fields, i) for i in range(count)]
     indexed = [False] * count if family.indexer is None else family.indexer.read_layers(fields, count)
     layers = tuple(
         LayerShape(
@@ -317,9 +329,12 @@ def _read_layers(
             is_gated=family.is_gated,
             is_parallel=read_flag(fields, family.is_parallel),
             **({"residual_scale": _read_factor(fields, "residual_multiplier")} | factors),
-            routing=routing if mixture is not None and mixture.has_mixture(fields, i) else None,
+            routing=routing if has_mixture[i] else None,
             has_output_gate=family.has_output_gate and layer_type != state_type,
             has_head_gates=family.has_head_gates,
+            has_latent_gates=family.has_latent_gates,
+            has_gated_attention_norm=family.tensors.attention_norm_gate is not None,
+            has_gated_mlp_norm=family.tensors.mixture_norm_gate is not None and has_mixture[i],
             has_indexer=indexed[i],
             reads_chosen=indexed[i] or (family.indexer is not None and family.indexer.is_shared),
             state=state if family.is_hybrid or layer_type == state_type else None,

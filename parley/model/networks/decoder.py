@@ -241,6 +241,8 @@ class FusedDecoder:
         """
         shape, weights, linears = self.config.layers[i], self.layer_weights[i], self._layer_linears
         batch = step.batch
+        if shape.has_gated_attention_norm:
+            x = self._gate_norm(x, weights.attention_norm_down, weights.attention_norm_up)
         if not shape.has_mixer and not shape.has_mlp:
             return native.norm_rows(residual, next_norm.norm, consumer=next_norm.consumer), residual
         if shape.has_normed_residual:
@@ -295,9 +297,18 @@ class FusedDecoder:
             or shape.is_hybrid
             or shape.has_normed_residual
             or shape.has_indexer
+            or shape.has_gated_attention_norm
             or not (shape.has_mixer or weights.mixture is None)
         )
         return NormOfRows(norm, None if has_other_readers else consumer)
+
+    def _gate_norm(
+        self, x: torch.Tensor, down: native.PackedWeight | None, up: native.PackedWeight | None
+    ) -> torch.Tensor:
+        """Return x * sigmoid(up(silu(down(x)))), for a norm x [T, hidden], which may be overwritten."""
+        assert down is not None and up is not None
+        active = native.activate(native.linear(x, down), "silu", is_gated=False)
+        return native.gate_rows(x, native.linear(active, up))
 
     def _finish_attention(
         self, layer: int, x: torch.Tensor, residual: torch.Tensor, batch: PackedBatch
@@ -314,6 +325,8 @@ class FusedDecoder:
             rows, residual = native.add_norm(
                 x, residual, norm, after=after_norm, scale=scale, total_scale=residual_factor, consumer=consumer
             )
+            if shape.has_gated_mlp_norm:
+                rows = self._gate_norm(rows, weights.mlp_norm_down, weights.mlp_norm_up)
             return rows, rows if shape.has_normed_residual else residual
         rows = native.norm_rows(residual, norm, consumer=consumer)
         return rows, native.add_norm(x, residual, None, after=after_norm, scale=scale, total_scale=residual_factor)[1]

@@ -18,6 +18,8 @@ class TensorNames:
     models with multi-head latent attention.
     ``mixture_after_norm`` is ``mlp_after_norm`` of layers with a mixture; files may also have it for other layers,
     where it is unused.
+    ``mixture_norm`` is ``mlp_norm`` of layers with a mixture. ``attention_norm_gate`` and ``mixture_norm_gate`` are the
+    two linear layers of the gate of ``attention_norm``, and of that norm.
     ``published`` maps names of modules in published files to Transformers' names, which are used here.
     ``activation_factors`` is the module with the parameters of the xIELU activation.
     ``layer_inputs`` is the table of per-layer embeddings of tokens, used besides those that ``input_projection``
@@ -42,6 +44,9 @@ class TensorNames:
     mlp_norm: str | None = "post_attention_layernorm"
     mlp_after_norm: str | None = None
     mixture_after_norm: str | None = None
+    mixture_norm: str | None = None
+    attention_norm_gate: tuple[str, str] | None = None
+    mixture_norm_gate: tuple[str, str] | None = None
     query_norm: str | None = None
     key_norm: str | None = None
     sinks: str | None = None

@@ -51,7 +51,8 @@ class LayerAttention:
         rows, gates = self._project_qkv(layer, x, batch)
         query_scales = query_scales if shape.has_scaled_queries else None
         if config.latent is not None:
-            queries, latents = self._write_latents(layer, rows, config.latent, batch, pages, cos, sin)
+            queries, latents, own_gates = self._write_latents(layer, rows, config.latent, batch, pages, cos, sin)
+            gates = gates if own_gates is None else own_gates
             if indexed is not None and weights.indexer is not None:
                 indexed.run_indexer(x, latents, weights.indexer, pages, self._indexer_kv_indices[layer])
             if query_scales is not None:
@@ -158,9 +159,10 @@ class LayerAttention:
         pages: KVPages,
         cos: torch.Tensor,
         sin: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor | native.QuantizedRows]:
+    ) -> tuple[torch.Tensor, torch.Tensor | native.QuantizedRows, torch.Tensor | None]:
         """Write the latents of one layer to the pages. Return the queries that latents are multiplied by, [T, heads,
-        stored_dim], and the normed latents of queries. ``rows``: the outputs of qkv."""
+        stored_dim], the normed latents of queries, and gates that are made of these [T, heads * value_dim] or None.
+        ``rows``: the outputs of qkv."""
         weights, is_interleaved = self._layer_weights[layer], self._config.rope.is_interleaved
         assert weights.latent_norm is not None and weights.key_up is not None
         queries, latents = rows.split([rows.shape[1] - sizes.stored_dim, sizes.stored_dim], -1)
@@ -174,10 +176,15 @@ class LayerAttention:
             pages.write_indices(kv_index, batch),
             is_interleaved=is_interleaved,
         )
-        normed = queries
+        normed, gates, has_gates = queries, None, self._config.layers[layer].has_latent_gates
         if weights.query_up is not None:
-            consumer = None if batch.lora_rows is not None or weights.indexer is not None else weights.query_up
+            has_other_readers = batch.lora_rows is not None or weights.indexer is not None or has_gates
+            consumer = None if has_other_readers else weights.query_up
             normed = native.norm_rows(queries.contiguous(), weights.query_latent_norm, consumer=consumer)
-            queries = self._linears.apply_linear(normed, batch, layer, "query_up")
-        queries = queries.view(-1, self._config.heads, sizes.head_dim)
-        return native.absorb_queries(queries, weights.key_up, cos, sin, is_interleaved=is_interleaved), normed
+            read = torch.cat((normed, queries), 1) if has_gates else normed
+            queries = self._linears.apply_linear(read, batch, layer, "query_up")
+        queries = queries.view(len(queries), self._config.heads, -1)
+        if has_gates:
+            queries, gates = queries.split([sizes.head_dim, sizes.value_dim], -1)
+            queries, gates = queries.contiguous(), gates.flatten(1)
+        return native.absorb_queries(queries, weights.key_up, cos, sin, is_interleaved=is_interleaved), normed, gates

@@ -59,7 +59,8 @@ def build_stack(
 
 def _fits_stack(shape: LayerShape, layer: DecoderLayer) -> bool:
     """Whether ``layers.cpp`` has everything that a layer computes."""
-    is_usual = shape.state is None and shape.has_attention and shape.has_mlp and not shape.has_output_gate
+    is_usual = shape.state is None and shape.has_attention and shape.has_mlp
+    is_usual = is_usual and not (shape.has_output_gate or shape.has_latent_gates)
     has_own_kv = shape.heads is None and shape.head_sizes is None and shape.kv_layer is None
     has_plain_values = not (shape.has_normed_values or shape.has_keys_as_values or shape.value_dim is not None)
     has_plain_mlp = not shape.has_parallel_dense_mlp and shape.mlp_width is None and shape.layer_input is None
@@ -70,6 +71,7 @@ def _fits_stack(shape: LayerShape, layer: DecoderLayer) -> bool:
         shape.attention_residual_factor == shape.mlp_residual_factor == 1 and not shape.has_normed_residual
     )
     has_plain_norms = layer.attended_norm is None and layer.active_norm is None and not shape.routes_early
+    has_plain_norms = has_plain_norms and not (shape.has_gated_attention_norm or shape.has_gated_mlp_norm)
     has_usual_attention = is_usual and has_own_kv and has_plain_values and shape.qkv_limit is None
     has_plain_rows = has_plain_residual and has_plain_norms
     return has_usual_attention and has_plain_mlp and has_plain_scales and has_plain_gates and has_plain_rows

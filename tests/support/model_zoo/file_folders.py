@@ -70,7 +70,6 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     **{
         kind: ({"model_type": kind}, "layers of kind indexed_attention")
         for kind in (
-            "axk2",
             "hy_v4",
             "mistral_large4",
         )

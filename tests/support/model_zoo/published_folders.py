@@ -87,6 +87,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
                                        "qk_head_dim": 32, "rope_parameters": {"rope_theta": 1e6,
                                                                               "rope_type": "default"},
                                        "rms_norm_eps": 1e-5, "pad_token_id": 1}),
+    "A.X-K2": ("axk2", LATENT | {"num_hidden_layers": 3, "n_group": None, "topk_group": None, "index_head_dim": 32,
+                                 "index_n_heads": 8, "index_topk": 48, "gated_norm_rank": 16, "pad_token_id": 1,
+                                 "rope_theta": 1e4, "rope_scaling": YARN | {
+                                     "mscale": 1.0, "mscale_all_dim": 1.0, "type": "yarn"}}),
     "MiniMax-M2": ("minimax_m2", {"head_dim": 32, "rotary_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
                                   "use_qk_norm": True, "qk_norm_type": "per_layer", "use_mtp": True,
                                   "attn_type_list": [1, 1], "scoring_func": "sigmoid", "use_routing_bias": True}),

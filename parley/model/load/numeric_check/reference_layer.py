@@ -119,7 +119,11 @@ class ReferenceLayer:
     def _norm_field(self, x: torch.Tensor, field: str) -> torch.Tensor:
         """Apply the norm of this field of ``TensorNames``, if the layer has it."""
         eps = self._config.after_norm_eps if field in AFTER_NORMS else None
-        return self._norms.norm_rows(x, *self._norm_fields[field], eps) if field in self._norm_fields else x
+        y = self._norms.norm_rows(x, *self._norm_fields[field], eps) if field in self._norm_fields else x
+        if f"{field}_down" not in self._linears:
+            return y
+        inside = self._project(y, f"{field}_down")
+        return y * self._project(inside * inside.sigmoid(), f"{field}_up").sigmoid()
 
     # -- linear layers
 
@@ -146,7 +150,9 @@ class ReferenceLayer:
         if shape.qkv_limit is not None:
             rows = [part.clamp(-shape.qkv_limit, shape.qkv_limit) for part in rows]
         if self._config.latent is not None:
-            attended = self._attend_heads(*self._project_latents(rows[0], rows[-1], self._config.latent))
+            queries, gates = self._query_latents(rows[0], self._config.latent)
+            attended = self._attend_heads(*self._project_latents(queries, rows[-1], self._config.latent))
+            attended = attended if gates is None else attended * gates.sigmoid()
             for gate in rows[1:-1]:
                 attended = attended * gate.sigmoid().repeat_interleave(self._config.latent.value_dim, 1)
             return self._project(attended, "output")
@@ -198,10 +204,20 @@ class ReferenceLayer:
         steps = ((self._places + scaling.shift) / scaling.length).floor()
         return (1 + scaling.weight * (1 + steps).log())[:, None, None]
 
+    def _query_latents(self, q: torch.Tensor, latent: LatentShape) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the queries of all heads, made from their latents if they have any, and the gates of the heads'
+        outputs, made of the same, or None: [T, heads * dim]."""
+        if not latent.query_rank:
+            return q, None
+        normed = self._norm_latents(q, "query_latent_norm")
+        if not self._shape.has_latent_gates:
+            return self._project(normed, "query_up"), None
+        ups = self._project(torch.cat((normed, q), -1), "query_up").unflatten(-1, (self._config.heads, -1))
+        queries, gates = ups.split([latent.head_dim, latent.value_dim], -1)
+        return queries.flatten(1), gates.flatten(1)
+
     def _project_latents(self, q: torch.Tensor, rows: torch.Tensor, latent: LatentShape) -> list[torch.Tensor]:
-        """Return the queries, keys and values of all heads, made from queries or their latents, and from latents."""
-        if latent.query_rank:
-            q = self._project(self._norm_latents(q, "query_latent_norm"), "query_up")
+        """Return the queries, keys and values of all heads, made from queries and from latents."""
         q_plain, q_turning = q.unflatten(-1, (self._config.heads, -1)).split([latent.plain_dim, latent.rotary_dim], -1)
         latents, k_turning = rows.split([latent.rank, latent.rotary_dim], -1)
         ups = self._project(self._norm_latents(latents, "latent_norm"), "latent_up")

@@ -149,6 +149,7 @@ class DecoderFamily:
     linear_layout: LinearLayout = PLAIN_LINEARS
     has_output_gate: bool = False  # the queries' layer gives a head's query and then its gate
     has_head_gates: bool = False
+    has_latent_gates: bool = False
     has_single_parts: bool = False  # a layer is either an MLP, or attention or a layer with a state
     is_hybrid: bool = False
     # Reads factors of ``LayerShape`` from a config; that of scores multiplies ``score_scale``.

@@ -185,6 +185,50 @@ AXK1 = replace(
     tensors=replace(LATENT_TENSORS, mixture_after_norm="post_mlp_layernorm"),
     mixture=AXK1_MIXTURE,
 )
+# A.X-K2, whose published files call the layers of gates W_down and W_up, and q_gate_proj q_b_proj
+AXK2 = replace(
+    DEEPSEEK_V32,
+    fields={
+        **DEEPSEEK_V32.fields,
+        "vocab_size": 163840,
+        "hidden_size": 2048,
+        "intermediate_size": 5120,
+        "moe_intermediate_size": 512,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 131072,
+        "kv_lora_rank": 128,
+        "q_lora_rank": 384,
+        "qk_rope_head_dim": 32,
+        "qk_nope_head_dim": 64,
+        "v_head_dim": 64,
+        "num_experts": 128,
+        "n_group": None,
+        "topk_group": None,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "index_n_heads": 16,
+        "gated_norm_rank": 16,
+    },
+    required={**DEEPSEEK_V32.required, "moe_layer_freq": 1},
+    tensors=replace(
+        LATENT_TENSORS,
+        query_up="self_attn.q_gate_proj",
+        attention_norm="input_layernorm.norm",
+        mixture_norm="post_attention_layernorm.norm",
+        attention_norm_gate=("input_layernorm.mlp.fc1", "input_layernorm.mlp.fc2"),
+        mixture_norm_gate=("post_attention_layernorm.mlp.fc1", "post_attention_layernorm.mlp.fc2"),
+        published={
+            "self_attn.q_b_proj": "self_attn.q_gate_proj",
+            "input_layernorm.W_down": "input_layernorm.mlp.fc1",
+            "input_layernorm.W_up": "input_layernorm.mlp.fc2",
+            "post_attention_layernorm.W_down": "post_attention_layernorm.mlp.fc1",
+            "post_attention_layernorm.W_up": "post_attention_layernorm.mlp.fc2",
+        },
+    ),
+    has_latent_gates=True,
+)
 MISTRAL4 = DecoderFamily(
     LATENT_FIELDS
     | {

@@ -21,6 +21,7 @@ from parley.model.networks.families.kolibri_decoders import KOLIBRI1
 from parley.model.networks.families.laguna_decoders import LAGUNA
 from parley.model.networks.families.latent_decoders import (
     AXK1,
+    AXK2,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     DEEPSEEK_V32,
@@ -204,6 +205,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "mistral4": MISTRAL4,
     "axk1": AXK1,
     "plm": PLM,
+    "axk2": AXK2,
     "youtu": YOUTU,
     "qwen3_next": QWEN3_NEXT,
     "qwen3_5_text": QWEN3_5,
