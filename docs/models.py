@@ -43,7 +43,7 @@ running sequences, and further states for the prefix cache, for drafts and for h
 `--max-batch` allows. A prefix is found up to the last page end whose state is cached. As an instance with a role, such
 a model runs on the CPU only, without `--kv-staging`.
 
-Models whose indexers choose the tokens that attention reads (`deepseek_v32`, `glm_moe_dsa`, `axk2`,
+Models whose indexers choose the tokens that attention reads (`deepseek_v32`, `glm_moe_dsa`, `axk2`, `hy_v4`,
 `minimax_m3_vl_text`) keep one more key for each token and indexer, and pages have room for it. While a context has no
 more than `index_topk` tokens, attention reads all of them with the usual kernels. Beyond that, torch's operators score
 and choose tokens, and the kernels read only these. Indexers of `minimax_m3_vl_text` choose blocks of tokens instead,

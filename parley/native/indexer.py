@@ -33,9 +33,16 @@ from parley.native.torch_forms.torch_kernels import rotate_rows
 KEY_RANGE, DEVICE_KEY_RANGE = 512, 8192
 
 
-def rotate_first(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, is_interleaved: bool) -> torch.Tensor:
-    """Return rows [T, heads, dim] whose first numbers are rotated by cos and sin, as those of ``rope_write``."""
-    rotated, still = rows.split([cos.shape[-1], rows.shape[-1] - cos.shape[-1]], -1)
+def rotate_part(
+    rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, is_interleaved: bool, is_last: bool = False
+) -> torch.Tensor:
+    """Return rows [T, heads, dim] whose first numbers, or last ones, are rotated by cos and sin, as those of
+    ``rope_write``."""
+    rotary, still_count = cos.shape[-1], rows.shape[-1] - cos.shape[-1]
+    if is_last:
+        still, rotated = rows.split([still_count, rotary], -1)
+        return torch.cat((still, rotate_rows(rotated.float(), cos, sin, is_interleaved).to(rows.dtype)), -1)
+    rotated, still = rows.split([rotary, still_count], -1)
     return torch.cat((rotate_rows(rotated.float(), cos, sin, is_interleaved).to(rows.dtype), still), -1)
 
 

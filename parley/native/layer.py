@@ -60,6 +60,16 @@ class AltUpWeights:
 
 
 @dataclass(frozen=True)
+class HyperWeights:
+    """The weights of a hyper-connection; ``HyperShape`` defines them. ``weight`` [outputs, N * hidden] has 2 N outputs,
+    or N after the last layer. ``scale`` and ``base``, float32 [outputs]: of each output."""
+
+    weight: PackedWeight
+    scale: torch.Tensor
+    base: torch.Tensor
+
+
+@dataclass(frozen=True)
 class CrossAttentionWeights:
     """The weights of a layer with cross-attention (Llama 3.2 Vision), which reads embeddings of images:
 
@@ -106,6 +116,7 @@ class DecoderLayer:
       reads, and ``active_norm`` of those that ``down`` reads.
     * Gated norms: ``attention_norm_down`` and ``attention_norm_up``, ``mlp_norm_down`` and ``mlp_norm_up``.
     * Cross-attention: ``cross``.
+    * Hyper-connections: ``attention_hyper`` and ``mlp_hyper``.
     * Alternating updates: ``altup``, ``altup_norm``, and the weights of ``laurel``.
     """
 
@@ -141,6 +152,8 @@ class DecoderLayer:
     input_after_norm: Norm | None = None
     output_scale: float = 1.0
     cross: CrossAttentionWeights | None = None
+    attention_hyper: HyperWeights | None = None
+    mlp_hyper: HyperWeights | None = None
     altup: AltUpWeights | None = None
     altup_norm: Norm | None = None
     laurel_left: PackedWeight | None = None

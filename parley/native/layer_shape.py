@@ -88,9 +88,9 @@ class IndexerShape:
     ``heads`` vectors of this size, a linear function of the normed latent of queries, and a weight for each head, a
     linear function of the layer's input. The score of a token is the sum of weight * max(0, query * key) over heads;
     the highest scores are chosen, and of equal ones those of earlier tokens. Positive factors of all scores are left
-    out. The first ``rotary_dim`` numbers of queries and keys are rotated by the angles of attention, in pairs of
-    adjacent numbers if ``is_interleaved``. Configs call the first three fields index_n_heads, index_head_dim and
-    index_topk.
+    out. The first ``rotary_dim`` numbers of queries and keys, or the last ones if ``is_last_rotated``, are rotated by
+    the angles of attention, in pairs of adjacent numbers if ``is_interleaved``. ``key_eps``: of the norm of keys.
+    Configs call the first three fields index_n_heads, index_head_dim and index_topk.
     """
 
     heads: int
@@ -98,6 +98,8 @@ class IndexerShape:
     top_k: int
     rotary_dim: int
     is_interleaved: bool
+    is_last_rotated: bool = False
+    key_eps: float = 1e-6
 
     @property
     def max_unchosen(self) -> int:
@@ -162,6 +164,28 @@ class AltUpShape:
     active: int
     laurel_rank: int
     has_output_scale: bool = True
+
+
+@dataclass(frozen=True)
+class HyperShape:
+    """The residual streams of a model with hyper-connections (arXiv 2409.19606), in the form of Hy4, where no stream
+    is mixed into another one (modeling_hy_v4.py).
+
+    Each token has N = ``streams`` rows of the hidden size, at first its embedding. With m = weight(y), a linear
+    function of all streams of a token one after another, divided by the root of their mean square plus the eps of
+    norms, and with weights of their own for attention and for the MLP:
+
+        read[i] = sigmoid(scale[0] * m[i] + base[i]) + eps
+        write[i] = magnitude * sigmoid(scale[1] * m[N + i] + base[N + i]) + eps
+        stream[i] += write[i] * attention(attention_norm(sum of read[j] * stream[j] over j))
+
+    and the same with the MLP and its norm. Lastly, such a sum is the hidden state before the last norm. Configs call
+    the fields hc_mult, hc_magnitude and hc_eps.
+    """
+
+    streams: int
+    magnitude: float
+    eps: float
 
 
 @dataclass(frozen=True)

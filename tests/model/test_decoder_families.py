@@ -72,6 +72,7 @@ KERNEL_FAMILIES = [
     "glm_moe_dsa",
     "minimax_m3",
     "axk2",
+    "hy4",
     "phimoe",
     "qwen3_next",
     "lfm2",

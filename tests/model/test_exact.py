@@ -330,6 +330,7 @@ PREEMPTED_BY_NIGHT = [
     ("glm_moe_dsa", True, "tiny int8"),
     ("minimax_m3", False, "tiny"),
     ("axk2", True, "tiny int8"),
+    ("hy4", False, "tiny"),
     ("minimax_m3", True, "tiny int8"),
     ("minicpm3", False, "tiny"),
     ("gpt_oss", False, "tiny"),

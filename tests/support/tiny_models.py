@@ -215,6 +215,14 @@ LATENT_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"index_topk": 40, "index_head_dim": 24, "index_n_heads": 8, "gated_norm_rank": 8}
         | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.8}},
     ),
+    # Its middle layer attends to the tokens that the first one chose.
+    "hy4": (
+        "hy_v4",
+        LATENTS
+        | {"moe_intermediate_size": 48, "n_routed_experts": 12, "num_experts_per_tok": 3, "num_hidden_layers": 3}
+        | {"index_topk": 40, "index_head_dim": 32, "index_n_heads": 8, "indexer_types": ["full", "shared", "full"]}
+        | {"swiglu_limit": 0.8, "hc_mult": 3},
+    ),
     "mistral4": (
         "mistral4",
         LATENTS

@@ -157,12 +157,13 @@ class Checkpoint:
         self.metadata = {prefix + name: text for name, text in self.metadata.items()}
 
     def rename_modules(self, modules: Mapping[str, str]) -> None:
-        """Replace the names of ``modules`` within those of tensors by their values."""
+        """Replace the names of ``modules`` within those of tensors, or at their ends, by their values, in order."""
 
         def rename(name: str) -> str:
+            name += "."
             for old, new in modules.items():
                 name = name.replace(f".{old}.", f".{new}.")
-            return name
+            return name[:-1]
 
         self._entries = {rename(name): entry for name, entry in self._entries.items()}
         self.metadata = {rename(name): text for name, text in self.metadata.items()}

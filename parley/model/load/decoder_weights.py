@@ -21,6 +21,7 @@ from parley.model.checkpoint.weights import LinearSpec, LinearWeight, UnlikeWeig
 from parley.model.load.altup_weights import LayerAltUpWeights
 from parley.model.load.cross_weights import LayerCrossWeights
 from parley.model.load.embedding_weights import EmbeddingWeights
+from parley.model.load.hyper_weights import LayerHyperWeights
 from parley.model.load.indexer_weights import LayerIndexerWeights
 from parley.model.load.linear_parts import LayerLinearParts
 from parley.model.load.mixture_weights import MixtureWeights
@@ -49,11 +50,12 @@ class DecoderWeights:
         self.mixtures = MixtureWeights(self)
         self.states = LayerStateWeights(self)
         self.altup = LayerAltUpWeights(self)
+        self.hyper = LayerHyperWeights(self)
         self.indexers = LayerIndexerWeights(self)
         self.cross = LayerCrossWeights(self)
         self.norms = NormWeights(self, self.states.norm_names)
         self.linears = LayerLinearParts(self, self.states, self.mixtures)
-        self.embeddings = EmbeddingWeights(self, self.norms, self.altup)
+        self.embeddings = EmbeddingWeights(self, self.norms, self.altup, self.hyper)
         self.head = LinearSpec(config.tensors.head, config.vocab_size, config.hidden_size, "head" in config.biases)
 
     def layer_name(self, layer: int, name: str) -> str:
@@ -76,6 +78,7 @@ class DecoderWeights:
             module = self.layer_name(layer, self.config.tensors.activation_factors)
             names += [f"{module}.{name}" for name in XIELU_TENSORS]
         names += self.indexers.layer_tensors(layer) + self.cross.layer_tensors(layer)
+        names += self.hyper.layer_tensors(layer)
         return names + self.mixtures.layer_tensors(layer) + self.altup.layer_tensors(layer)
 
     @property
@@ -93,7 +96,7 @@ class DecoderWeights:
             total += sum(linear.out_features * (linear.in_features + linear.bias) for linear in linears)
             total += self.mixtures.layer_parameters(layer) + config.heads * bool(self._sinks_name(layer))
             total += self.altup.layer_parameters(layer) + self.indexers.layer_parameters(layer)
-            total += self.cross.layer_parameters(layer)
+            total += self.cross.layer_parameters(layer) + self.hyper.layer_parameters(layer)
             total += 2 * bool(config.tensors.activation_factors)  # the third is no parameter
             total += sum(map(math.prod, self.states.layer_tensors(layer).values()))
         return total
@@ -133,6 +136,7 @@ class DecoderWeights:
             self.mixtures.check_shapes(layer)
             self.states.check_shapes(layer)
             self.altup.check_shapes(layer)
+            self.hyper.check_shapes(layer)
             self.indexers.check_shapes(layer)
             self.cross.check_shapes(layer)
             self.read_sinks(layer)
@@ -211,6 +215,7 @@ class DecoderWeights:
         members |= {"sinks": self.read_sinks(index), "mixture": self.mixtures.pack_layer(index)}
         members |= {"state": self.states.read_layer(index), "altup": self.altup.pack_layer(index)}
         members |= {"indexer": self.indexers.pack_layer(index), "cross": self.cross.pack_layer(index)}
+        members |= self.hyper.pack_layer(index)
         if slopes := self.config.layers[index].slopes:
             members["slopes"] = torch.tensor(slopes, dtype=torch.float32, device=self.device)
         layer = DecoderLayer(**members)

@@ -11,6 +11,7 @@ import torch
 from parley import native
 from parley.model.checkpoint.weights import LinearSpec, PlainWeight, StoredEmbedding
 from parley.model.load.altup_weights import LayerAltUpWeights
+from parley.model.load.hyper_weights import LayerHyperWeights
 from parley.model.load.linear_reader import LinearReader
 from parley.model.load.media_vocabularies import media_vocabulary_tensors, read_media_rows
 from parley.model.load.memory import refuse_large_tensors
@@ -22,8 +23,8 @@ from parley.native.torch_forms.torch_kernels import TorchPacked
 class EmbeddingWeights:
     """The embeddings of one checkpoint: of tokens, positions and layers. ``token_table``: that of tokens."""
 
-    def __init__(self, weights: LinearReader, norms: NormWeights, altup: LayerAltUpWeights):
-        self._weights, self._norms, self._altup = weights, norms, altup
+    def __init__(self, weights: LinearReader, norms: NormWeights, altup: LayerAltUpWeights, hyper: LayerHyperWeights):
+        self._weights, self._norms, self._altup, self._hyper = weights, norms, altup, hyper
         self._config, self._dtype, self._device = weights.config, weights.dtype, weights.device
         rows = self._config.vocab_size + self._config.extra_tokens
         self.token_table = LinearSpec(self._config.tensors.embedding, rows, self._config.hidden_size)
@@ -37,7 +38,7 @@ class EmbeddingWeights:
             tensors += self._norms.norm_tensors(names.input_norm)
             tensors += chain.from_iterable(map(self._weights.linear_tensors, filter(None, self.input_linears())))
         tensors += chain.from_iterable(map(self._weights.linear_tensors, chain(*self._altup.stream_linears())))
-        return tensors + media_vocabulary_tensors(self._weights)
+        return tensors + self._hyper.last_tensors() + media_vocabulary_tensors(self._weights)
 
     def input_linears(self) -> tuple[LinearSpec | None, LinearSpec]:
         """Return the table of per-layer inputs, if there is one, and the linear layer that computes them from
@@ -80,7 +81,7 @@ class EmbeddingWeights:
         if config.tensors.embedding_norm is not None:
             norm = self._norms.read_norm(config.tensors.embedding_norm)
         streams, media_rows = self._altup.pack_streams(), read_media_rows(self._weights)
-        return EmbeddingParts(positions, norm, self.layer_inputs(), streams, media_rows)
+        return EmbeddingParts(positions, norm, self.layer_inputs(), streams, media_rows, self._hyper.pack_last())
 
     def embedding_table(self, head: native.PackedWeight) -> torch.Tensor | StoredEmbedding:
         """Return the embedding [vocab, hidden].
@@ -120,4 +121,5 @@ class EmbeddingWeights:
             total += config.layer_inputs.width + sum(
                 linear.out_features * linear.in_features for linear in filter(None, self.input_linears())
             )
+        total += self._hyper.last_parameters()
         return total + sum(linear.out_features * linear.in_features for linear in chain(*self._altup.stream_linears()))

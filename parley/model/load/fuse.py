@@ -18,6 +18,7 @@ from parley.model.load.tensor_bytes import tensor_bytes
 from parley.model.networks.altup_decoder import AltUpDecoder
 from parley.model.networks.cross_decoder import CrossDecoder
 from parley.model.networks.decoder import FusedDecoder
+from parley.model.networks.hyper_decoder import HyperDecoder
 from parley.model.networks.position_tables import make_rope_table
 from parley.native.layer import DecoderLayer
 
@@ -42,6 +43,8 @@ def fuse_decoder(
     progress(1.0)
     weights_bytes = tensor_bytes([embedding, parts, norm, head, *layers])
     network_class = FusedDecoder if config.altup is None else AltUpDecoder
+    if config.hyper is not None:
+        network_class = HyperDecoder
     if any(shape.has_cross_attention for shape in config.layers):
         network_class = CrossDecoder
     return network_class(

@@ -10,9 +10,7 @@ from parley.model.checkpoint.weights import LinearSpec
 from parley.model.load.linear_reader import LinearReader
 from parley.model.networks.indexers import BLOCK_INDEXER_NAMES, TOKEN_INDEXER_NAMES
 from parley.native.layer import IndexerWeights
-from parley.native.layer_shape import BlockIndexerShape
-
-KEY_NORM_EPS = 1e-6
+from parley.native.layer_shape import BlockIndexerShape, IndexerShape
 
 
 class LayerIndexerWeights:
@@ -80,8 +78,9 @@ class LayerIndexerWeights:
         if self._has_blocks:
             key_norm, query_norm = (native.Norm(weight.add_(config.norms.offset), config.eps) for weight in norms)
             return IndexerWeights(queries, key, key_norm, query_norm=query_norm)
-        weight, bias = norms
-        norm = native.Norm(weight, KEY_NORM_EPS, bias, is_centered=True)
+        (weight, bias), shape = norms, config.indexer
+        assert isinstance(shape, IndexerShape)
+        norm = native.Norm(weight, shape.key_eps, bias, is_centered=True)
         stored = self._quantization.read_stored_weight(self._checkpoint, linears[2]).to_float()
         packed = native.pack_weight(stored.to(device, self._weights.dtype, copy=True))
         return IndexerWeights(queries, key, norm, packed)

@@ -90,7 +90,8 @@ class LayerLinearParts:
             }
         assert config.tensors.latent_up is not None
         values, ups = config.heads * latent.value_dim, config.heads * (latent.plain_dim + latent.value_dim)
-        outs = [latent.query_rank or q, *[config.heads] * shape.has_head_gates, latent.stored_dim]
+        gates = [config.heads if shape.has_head_gates else values] * (shape.has_head_gates or shape.has_output_gate)
+        outs = [latent.query_rank or q, *gates, latent.stored_dim]
         parts = {
             "qkv": self._name_parts("qkv", layer, config.tensors.qkv, outs, config.hidden_size),
             "output": self._name_parts("output", layer, (config.tensors.output,), [config.hidden_size], values),

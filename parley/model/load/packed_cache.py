@@ -28,7 +28,14 @@ from safetensors.torch import save_file
 
 from parley import native
 from parley.native import library, memory
-from parley.native.layer import AltUpWeights, CrossAttentionWeights, DecoderLayer, IndexerWeights, StateWeights
+from parley.native.layer import (
+    AltUpWeights,
+    CrossAttentionWeights,
+    DecoderLayer,
+    HyperWeights,
+    IndexerWeights,
+    StateWeights,
+)
 from parley.version import __version__
 
 log = logging.getLogger("parley.engine")
@@ -44,6 +51,7 @@ PACKED_KINDS = {
         IndexerWeights,
         AltUpWeights,
         CrossAttentionWeights,
+        HyperWeights,
         native.Norm,
         native.Mixture,
         native.Experts,

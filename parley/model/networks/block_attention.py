@@ -71,10 +71,18 @@ class BlockIndexedStep(IndexedStep):
         tables, spans = self._page_tables(zero_page=len(pool.data) - 1)
         self._chosen_pages = tables[spans[..., None], places.flatten(2).clamp_max(tables.shape[1] - 1)]
 
-    def attend(self, queries: torch.Tensor, attended: torch.Tensor, pool: LayerPages, *, scale: float) -> None:
+    def attend(
+        self,
+        queries: torch.Tensor,
+        attended: torch.Tensor,
+        pool: LayerPages,
+        *,
+        scale: float,
+        sinks: torch.Tensor | None = None,
+    ) -> None:
         """Attend to the blocks that were chosen last, with queries [T, heads, dim] over the keys and values in
         ``pool``; write the results to ``attended`` [T, heads, value_dim]. Rows without a choice stay as they are."""
-        assert self._chosen_pages is not None, "no layer has chosen blocks"
+        assert self._chosen_pages is not None and sinks is None, "no layer has chosen blocks, or it has sinks"
         queries, results = queries.index_select(0, self._rows), []
         layer = replace(pool.page_format.layer, heads=1)
         is_int8 = pool.page_format.dtype == torch.int8

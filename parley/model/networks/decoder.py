@@ -149,7 +149,7 @@ class FusedDecoder:
 
     def _build_stack(self) -> native.Stack | None:
         """Build the single call for all layers, or return None if the kernels have none for them."""
-        if self.config.indexer is not None:  # no stack stores index keys
+        if self.config.indexer is not None or self.config.hyper is not None:  # no stack stores index keys, or streams
             return None
         table = self.embeddings.table
         if not isinstance(table, torch.Tensor):
@@ -201,21 +201,27 @@ class FusedDecoder:
         if shape is None:
             return None
         cos, sin = self.position_tables.rope_angles(batch)[:, None, :, : shape.rotary_dim // 2].unbind(2)
-        step_class = BlockIndexedStep if isinstance(shape, BlockIndexerShape) else IndexedStep
-        return step_class(shape, batch, *spread_angles(cos, sin, is_interleaved=shape.is_interleaved))
+        cos, sin = spread_angles(cos, sin, is_interleaved=shape.is_interleaved)
+        if isinstance(shape, BlockIndexerShape):
+            return BlockIndexedStep(shape, batch, cos, sin)
+        return IndexedStep(shape, batch, cos, sin)
 
-    def kernel_by_kernel(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
-        """Compute ``compute_hidden`` kernel by kernel. This is the definition; a stack does the same in one call."""
-        residual = self.embeddings.embed_tokens(batch)
-        step = DecoderStep(
+    def _begin_step(self, batch: PackedBatch, pages: KVPages, embeddings: torch.Tensor) -> DecoderStep:
+        """Compute what all layers of a step share. ``embeddings`` [T, hidden]: of the batch's tokens."""
+        return DecoderStep(
             batch,
             pages,
             self.position_tables.rotations(batch),
             self.position_tables.position_scales(batch),
-            self.embeddings.compute_inputs(batch, residual),
+            self.embeddings.compute_inputs(batch, embeddings),
             self._index_batch(batch),
             batch.states or temporary_states(self.state_sizes, batch.spans),
         )
+
+    def kernel_by_kernel(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
+        """Compute ``compute_hidden`` kernel by kernel. This is the definition; a stack does the same in one call."""
+        residual = self.embeddings.embed_tokens(batch)
+        step = self._begin_step(batch, pages, residual)
         has_adapters = batch.lora_rows is not None
         norms = [*(self._first_norm(i, has_adapters) for i in range(self.config.layer_count)), NormOfRows(self._norm)]
         x = native.norm_rows(residual, norms[0].norm, consumer=norms[0].consumer)

@@ -13,6 +13,7 @@ from parley.native.layer_shape import (
     AltUpShape,
     BlockIndexerShape,
     HeadSizes,
+    HyperShape,
     IndexerShape,
     LatentShape,
     LayerShape,
@@ -157,6 +158,7 @@ class DecoderConfig:
     state_layouts: tuple[StateNames, ...] = ()  # the names of tensors in layers that keep a state: one of them
     layer_inputs: LayerInputShape = LayerInputShape()
     media_vocabularies: tuple[MediaVocabulary, ...] = ()  # the last tokens, if projectors of media embed them
+    hyper: HyperShape | None = None  # the residual streams, for models with hyper-connections
     norm_gate_rank: int = 0  # the numbers between both linear layers of gates of norms
     altup: AltUpShape | None = None  # the residual streams, for models that have several
 

@@ -76,12 +76,21 @@ class IndexedStep:
             self._groups = indexer.plan_choice(self._spans, shape.heads, pool)
         x, latents, cos, sin = (part.index_select(0, self._rows) for part in (x, latents, self._cos, self._sin))
         queries = self._rotate_rows(native.linear(latents, weights.queries).view(-1, shape.heads, shape.dim), cos, sin)
+        assert weights.head_weights is not None
         head_weights = native.lm_head_logits(x, weights.head_weights)
         positions = indexer.choose_tokens(queries, head_weights, pool, self._groups, shape.top_k)
         tables, spans = self._page_tables()
         self._chosen_slots = tables[spans, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
 
-    def attend(self, queries: torch.Tensor, attended: torch.Tensor, pool: LayerPages, *, scale: float) -> None:
+    def attend(
+        self,
+        queries: torch.Tensor,
+        attended: torch.Tensor,
+        pool: LayerPages,
+        *,
+        scale: float,
+        sinks: torch.Tensor | None = None,
+    ) -> None:
         """Attend to the tokens that were chosen last, with queries [T, heads, dim] over the latents in ``pool``; write
         the results to ``attended`` [T, heads, value_dim]. Rows without a choice stay as they are."""
         assert self._chosen_slots is not None, "no layer has chosen tokens"
@@ -92,11 +101,13 @@ class IndexedStep:
             batch_queries = queries[start : start + batch_rows]
             copies = indexer.gather_pages(pool, self._chosen_slots[start : start + batch_rows])
             plan = self._plan_rows(batch_queries, copies)
-            results.append(native.attend(batch_queries, copies, plan, scale=scale))
+            results.append(native.attend(batch_queries, copies, plan, scale=scale, sinks=sinks))
         attended.index_copy_(0, self._rows, torch.cat(results))
 
     def _rotate_rows(self, rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        return indexer.rotate_first(rows, cos, sin, is_interleaved=self._shape.is_interleaved)
+        shape = self._shape
+        is_last = isinstance(shape, IndexerShape) and shape.is_last_rotated
+        return indexer.rotate_part(rows, cos, sin, is_interleaved=shape.is_interleaved, is_last=is_last)
 
     def _page_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the pages of each sequence, int64 [spans, most pages of a span], and the span of each row, [rows,

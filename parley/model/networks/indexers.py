@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parley.core.sequence import PAGE_SIZE
-from parley.model.networks.config_fields import read_size
+from parley.model.networks.config_fields import read_number, read_size
 from parley.model.networks.rope import Unfusable, wrong_value
 from parley.native.layer_shape import BlockIndexerShape, IndexerShape, LatentShape
 
@@ -57,10 +57,13 @@ def listed_indexers(fields: Mapping[str, Any], count: int) -> list[bool]:
 
 @dataclass(frozen=True)
 class IndexerFamily:
-    """How the indexers of one model type are read. ``is_interleaved``: of ``IndexerShape``. ``has_indexer``: returns
-    whether each layer has one; it gets the config's fields and the number of layers, and raises Unfusable."""
+    """How the indexers of one model type are read. ``is_interleaved`` and ``is_last_rotated``: of ``IndexerShape``.
+    ``has_own_eps``: the norm of keys has an eps of 1e-6, not that of the config. ``has_indexer``: returns whether each
+    layer has one; it gets the config's fields and the number of layers, and raises Unfusable."""
 
     is_interleaved: bool = False
+    is_last_rotated: bool = False
+    has_own_eps: bool = True
     has_indexer: Callable[[Mapping[str, Any], int], list[bool]] = every_indexer
     is_shared = True  # layers without an indexer attend to the tokens that the last one before them chose
 
@@ -71,7 +74,8 @@ class IndexerFamily:
         heads, dim, top_k = (read_size(fields, f"index_{name}") for name in ("n_heads", "head_dim", "topk"))
         if dim < latent.rotary_dim:
             raise Unfusable(f"its indexers have {dim} numbers in a key, of which {latent.rotary_dim} turn")
-        return IndexerShape(heads, dim, top_k, latent.rotary_dim, self.is_interleaved)
+        eps = 1e-6 if self.has_own_eps else read_number(fields, "rms_norm_eps")
+        return IndexerShape(heads, dim, top_k, latent.rotary_dim, self.is_interleaved, self.is_last_rotated, eps)
 
     def read_layers(self, fields: Mapping[str, Any], count: int) -> list[bool]:
         """Return whether each layer has an indexer. Raises Unfusable."""

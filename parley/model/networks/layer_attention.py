@@ -75,7 +75,8 @@ class LayerAttention:
             max_seen=config.indexer.max_unchosen if config.indexer is not None and shape.reads_chosen else None,
         )
         if indexed is not None and indexed.has_choice and shape.reads_chosen:
-            indexed.attend(queries, attended, pages.layer_pool(kv_index), scale=shape.score_scale)
+            pool = pages.layer_pool(kv_index)
+            indexed.attend(queries, attended, pool, scale=shape.score_scale, sinks=weights.sinks)
         if weights.value_up is not None:
             attended = native.linear_heads(attended, weights.value_up)
         if shape.value_dim is not None:

@@ -9,6 +9,7 @@ import torch
 from parley import native
 from parley.model.networks.decoder_config import DecoderConfig
 from parley.model.networks.network import PackedBatch
+from parley.native.layer import HyperWeights
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,15 @@ class StreamProjections:
 class EmbeddingParts:
     """What follows the lookup of a token's embedding: position embeddings [max_len, hidden] are added, and the sum is
     normed. ``layer_inputs`` computes the per-layer inputs from the result, ``streams`` the other residual streams.
-    ``media_rows`` [count, hidden]: the embeddings of the last ``count`` token ids, which replace those of the table."""
+    ``media_rows`` [count, hidden]: the embeddings of the last ``count`` token ids, which replace those of the table.
+    ``last_hyper`` reads the streams of hyper-connections after the last layer."""
 
     positions: torch.Tensor | None = None
     norm: native.Norm | None = None
     layer_inputs: LayerInputs | None = None
     streams: StreamProjections | None = None
     media_rows: torch.Tensor | None = None
+    last_hyper: HyperWeights | None = None
 
 
 class TokenEmbeddings:

@@ -67,13 +67,7 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         },
         STATES,
     ),
-    **{
-        kind: ({"model_type": kind}, "layers of kind indexed_attention")
-        for kind in (
-            "hy_v4",
-            "mistral_large4",
-        )
-    },
+    **{kind: ({"model_type": kind}, "layers of kind indexed_attention") for kind in ("mistral_large4",)},
     "dots3_note_text": (
         {"model_type": "dots3_note_text", "num_attention_heads": 4, "num_key_value_heads": 4},
         "layers of kind indexed_attention",

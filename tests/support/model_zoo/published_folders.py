@@ -91,6 +91,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
                                  "index_n_heads": 8, "index_topk": 48, "gated_norm_rank": 16, "pad_token_id": 1,
                                  "rope_theta": 1e4, "rope_scaling": YARN | {
                                      "mscale": 1.0, "mscale_all_dim": 1.0, "type": "yarn"}}),
+    "Hy4": ("hy_v4", LATENT | {"num_hidden_layers": 3, "n_group": 1, "topk_group": 1, "index_head_dim": 32,
+                               "index_n_heads": 8, "index_topk": 48, "indexer_types": ["full", "shared", "full"],
+                               "hc_mult": 4, "hc_magnitude": 2.0, "hc_eps": 1e-6, "swiglu_limit": 10.0,
+                               "mlp_layer_types": ["dense", "sparse", "sparse"], "rope_theta": 1e4,
+                               "routed_scaling_factor": 2.827, "pad_token_id": 1}),
     "MiniMax-M2": ("minimax_m2", {"head_dim": 32, "rotary_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
                                   "use_qk_norm": True, "qk_norm_type": "per_layer", "use_mtp": True,
                                   "attn_type_list": [1, 1], "scoring_func": "sigmoid", "use_routing_bias": True}),

@@ -154,7 +154,7 @@ class ReferenceLayer:
             attended = self._attend_heads(*self._project_latents(queries, rows[-1], self._config.latent))
             attended = attended if gates is None else attended * gates.sigmoid()
             for gate in rows[1:-1]:
-                attended = attended * gate.sigmoid().repeat_interleave(self._config.latent.value_dim, 1)
+                attended = attended * gate.sigmoid().repeat_interleave(attended.shape[1] // gate.shape[1], 1)
             return self._project(attended, "output")
         if not shape.has_output_gate:
             attended = self._attend_heads(*self._project_heads(rows))

@@ -16,6 +16,7 @@ from parley.model.networks.families.gemma_decoders import (
     VAULT_GEMMA,
 )
 from parley.model.networks.families.gpt_decoders import BLOOM, GPT2, GPT_BIGCODE, GPT_NEO, MPT, OPT, XGLM
+from parley.model.networks.families.hy4_decoders import HY4
 from parley.model.networks.families.kimi_delta_decoders import BAILING_HYBRID, KIMI_LINEAR
 from parley.model.networks.families.kolibri_decoders import KOLIBRI1
 from parley.model.networks.families.laguna_decoders import LAGUNA
@@ -266,6 +267,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "hunyuan_v1_dense": HUNYUAN,
     "hunyuan_v1_moe": HUNYUAN_MOE,
     "hy_v3": HY3,
+    "hy_v4": HY4,
     "afmoe": AFMOE,
     "apertus": APERTUS,
     "nanochat": NANOCHAT,
