@@ -112,6 +112,38 @@ def test_mistral4_in_a_multimodal_folder_has_the_logits_of_transformers(tmp_path
     assert (actual - expected).norm() < 1e-5 * expected.norm()
 
 
+PUBLISHED_HY4 = {
+    "hc_pre.hc_attn_layer.hc_": "hc_attn_layer.hc_pre.hc_",
+    "hc_pre.hc_mlp_layer.hc_": "hc_mlp_layer.hc_pre.hc_",
+    "hc_pre.hc_head.hc_head_": "hc_head.hc_pre.hc_head_",
+    "mlp.linear_gate": "mlp.gate_proj",
+    "shared_experts.linear_gate": "shared_experts.gate_proj",
+}
+NEW_HY4 = {
+    "hc_pre.hc_attn_layer.hc_": "attn_hc.",
+    "hc_pre.hc_mlp_layer.hc_": "ffn_hc.",
+    "hc_pre.hc_head.hc_head_": "hc_head.hc_",
+    "linear_gate": "gate_proj",
+    "learnable_sink_param": "sinks",
+}
+NEW_AXK2 = {"W_down": "mlp.fc1", "W_up": "mlp.fc2", "q_b_proj": "q_gate_proj"}
+
+
+@pytest.mark.parametrize(("kind", "names"), [("hy4", PUBLISHED_HY4), ("hy4", NEW_HY4), ("axk2", NEW_AXK2)])
+def test_tensors_may_have_published_names_or_those_of_transformers(kind, names, tmp_path):
+    source, folder = tiny_models.model_folder(kind, dtype="float32"), tmp_path / kind
+    shutil.copytree(source, folder)
+    tensors = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        for old, new in names.items():
+            name = name.replace(old, new)
+        tensors[name] = tensor
+    assert all(new in " ".join(tensors) for new in names.values())
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert load_test_runner(folder, dtype="float32")[1].fused
+    assert torch.equal(long_logprobs(folder, "float32"), long_logprobs(source, "float32"))
+
+
 @pytest.mark.parametrize(("kv_dtype", "size"), [("auto", 2 * (32 + 16)), ("int8", 32 + 16 + 4)])
 def test_pages_hold_one_latent_for_each_token(kv_dtype, size):
     runner, info = load_test_runner(
@@ -175,6 +207,11 @@ def test_adapter_of_the_absorbed_layer_is_refused_by_name(tmp_path):
         ("glm_moe_dsa", {"indexer_types": ["shared", "full", "full"]}, "or the first has none"),
         ("glm_moe_dsa", {"indexer_types": ["full", "own", "full"]}, "indexer_types as "),
         ("glm_moe_dsa", {"indexer_types": None, "index_topk_pattern": "FS"}, "has an indexer, or"),
+        ("axk2", {"gated_norm_rank": 12}, "gates of its norms have 12 numbers inside"),
+        ("axk2", {"moe_layer_freq": 2}, "moe_layer_freq as 2"),
+        ("hy4", {"swiglu_limit": 0.0}, "swiglu_limit as 0.0"),
+        ("hy4", {"hc_mult": 0}, "hc_mult as 0"),
+        ("hy4", {"indexer_types": ["shared", "full", "full"]}, "or the first has none"),
     ],
 )
 def test_configs_that_do_not_fit_have_no_fused_decoder(architecture, change, reason):
