@@ -180,6 +180,7 @@ async def wait_until_free(engine: Engine) -> None:
         ("beam", "auto", False, (None, None)),
         ("deepseek_v2_lite", "auto", False, (None, None)),
         ("deepseek_v32", "auto", False, (None, None)),
+        ("minimax_m3", "auto", False, (None, None)),
         ("gemma4 with inputs of layers", "auto", False, (None, None)),
         ("gemma3n", "auto", False, (None, None)),
         ("lfm2", "auto", False, (None, None)),
