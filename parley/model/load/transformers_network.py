@@ -206,6 +206,7 @@ class _BodyOutput(BaseModelOutputWithPast):
 def build_network(model: PreTrainedModel, max_len: int) -> TransformersNetwork:
     """Return a model as a network, with its attention and linear layers replaced. Raises LoadError."""
     _refuse_uncounted_tokens(model)
+    _refuse_counted_positions(model)
     scale_forgotten_logits(model)
     sizes = [(parameter.numel(), parameter.nbytes) for parameter in model.eval().parameters()]
     long_rope_after = _fix_rope(model, max_len)
@@ -221,6 +222,16 @@ def _refuse_uncounted_tokens(model: PreTrainedModel) -> None:
         raise LoadError(
             f"A {model.config.model_type} model gives positions only to tokens that do not pad, which is not supported."
         )
+
+
+def _refuse_counted_positions(model: PreTrainedModel) -> None:
+    """Raise LoadError for decoders that count the tokens before a step to know the positions of its tokens, as those
+    made for encoder-decoders do."""
+    for module in body_of(model).modules():
+        if hasattr(module, "embed_positions") and "position_ids" not in inspect.signature(module.forward).parameters:
+            raise LoadError(
+                f"A {model.config.model_type} model counts the positions of its tokens itself, which is not supported."
+            )
 
 
 def _fix_rope(model: PreTrainedModel, max_len: int) -> float:

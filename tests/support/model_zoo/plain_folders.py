@@ -66,6 +66,8 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ctrl": ("ctrl", GPT_SIZES | {"dff": 96}),
     "biogpt": ("biogpt", {}),
     "bert as a decoder": ("bert", {"is_decoder": True, "max_position_embeddings": 256}),
+    "ernie": ("ernie", {"is_decoder": True, "max_position_embeddings": 256}),
+    "roc_bert": ("roc_bert", {"is_decoder": True, "max_position_embeddings": 256}),
     "bert-generation": ("bert-generation", {"is_decoder": True}),
     "jetmoe": ("jetmoe", {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "aria_text": ("aria_text", {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}),
@@ -83,6 +85,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rwkv": ({}, "keeps a state of each sequence in place of keys and values"),
     "xlstm": ({}, "keeps a state of each sequence in place of keys and values"),
     "diffllama": ({}, "attends twice, which is not supported"),
+    "marian": (
+        {
+            "d_model": 64,
+            "decoder_layers": 2,
+            "decoder_attention_heads": 4,
+            "decoder_ffn_dim": 96,
+            "encoder_layers": 1,
+            "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 96,
+            "is_decoder": True,
+            "is_encoder_decoder": False,
+        },
+        "counts the positions of its tokens itself",
+    ),
     "openai-gpt": ({}, "attention cannot be replaced"),
 }
 
