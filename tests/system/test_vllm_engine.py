@@ -28,6 +28,7 @@ pytestmark = pytest.mark.skipif(not PYTHON, reason="PARLEY_VLLM_PYTHON does not 
 START_SECONDS = 250.0  # less than the time after which pytest dumps the stacks
 FLAGS = ("--engine", "vllm", "--engine-python", PYTHON, "--max-batch", "32", "--max-model-len", "2048")
 VLLM_FLAGS = ("--", "--enforce-eager")
+HOST_MODULE = "parley.worker.vllm.host"  # other children of a server compile grammars
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["n"],
           "additionalProperties": False}  # fmt: skip
 TOOL = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
@@ -265,7 +266,7 @@ def processes_of_group(leader: int) -> dict[int, str]:
     [("engine core", signal.SIGKILL), ("engine core", signal.SIGSTOP), ("host", signal.SIGKILL)],
 )
 def test_process_that_ends_or_hangs_ends_its_streams_and_leaves_no_process(server, victim, signal_number):
-    (host,) = server.children()
+    (host,) = server.children(HOST_MODULE)
     group = processes_of_group(host)
     process = host if victim == "host" else next(pid for pid, words in group.items() if "EngineCore" in words)
     call = urllib.request.Request(
@@ -285,8 +286,8 @@ def test_process_that_ends_or_hangs_ends_its_streams_and_leaves_no_process(serve
 
 def test_killed_server_leaves_no_process(serve: Callable[..., ServerProcess]):
     server = serve(*FLAGS, *VLLM_FLAGS, wait=False)
-    assert server.wait_for(lambda: server.children() != [], 30)
-    (host,) = server.children()
+    assert server.wait_for(lambda: server.children(HOST_MODULE) != [], 30)
+    (host,) = server.children(HOST_MODULE)
     assert server.wait_for(lambda: len(processes_of_group(host)) > 1, START_SECONDS)
     server.process.kill()
     server.process.wait()
