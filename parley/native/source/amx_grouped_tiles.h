@@ -58,7 +58,7 @@ template <class Code> void add_group_sums(TileSums sums, long rows) {
     typename Code::Factors factors(sums.scales, i);
     for (long r = 0; r < rows; r++) {
       long at = r * WIDE_PANEL + i * LANES;
-      float x_sum = Code::NEEDS_X_SUMS ? sums.x[r * sums.groups] : 0;
+      float x_sum = NEEDS_X_SUMS<Code> ? sums.x[r * sums.groups] : 0;
       store(sums.totals + at, factors.add(load<Vec>(sums.totals + at), load<Vec>(sums.group_sums + at), x_sum));
     }
   }

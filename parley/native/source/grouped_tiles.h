@@ -16,6 +16,9 @@ template <class Code> constexpr bool USES_INT16 = std::is_same_v<typename Code::
 template <class Code>
 constexpr long UNPACKED_PAIRS = USES_INT16<Code> ? INT16_RUN : 16384 / WIDE_PANEL_VECTORS / sizeof(Pairs);
 
+// Whether outputs need the groups' sums of x
+template <class Code> constexpr bool NEEDS_X_SUMS = Code::Factors::X_SHIFT != XShift::NONE;
+
 template <class Code> using UnpackedVector = decltype(Code::unpack(nullptr, 0, 0, 0));
 
 // The sums of a tile: chains, stored in `group_sums` between runs of a group and added to `totals` after the last.

@@ -272,7 +272,7 @@ void run_gemm(const Pair* x, const uint32_t* packed, CodeParts parts, const floa
   for (CodePart& part : parts.list)
     with_code(part.code, [&](auto code) {
       auto layout = layout_of(code, K, part.group);
-      if (code.NEEDS_X_SUMS) part.sums.reset(new float[M * layout.groups]);
+      if (NEEDS_X_SUMS<decltype(code)>) part.sums.reset(new float[M * layout.groups]);
       if (!USES_INT16<decltype(code)>) return;
       part.rows.reset(new uint32_t[M * layout.pairs]);
       part.units.reset(new float[M * layout.groups * layout.runs()]);
@@ -285,7 +285,7 @@ void run_gemm(const Pair* x, const uint32_t* packed, CodeParts parts, const floa
         auto layout = layout_of(code, K, part.group);
         if constexpr (USES_INT16<decltype(code)>)
           round_rows(x, M, layout, part.rows.get(), part.units.get(), part.sums.get());
-        else if (code.NEEDS_X_SUMS) sum_groups(x, M, layout, part.sums.get());
+        else if (NEEDS_X_SUMS<decltype(code)>) sum_groups(x, M, layout, part.sums.get());
       });
     alignas(64) float totals[ROW_BLOCK * WIDE_PANEL], group_sums[ROW_BLOCK * WIDE_PANEL];
     MatrixRegisters registers;
@@ -298,7 +298,7 @@ void run_gemm(const Pair* x, const uint32_t* packed, CodeParts parts, const floa
         with_code(part.code, [&, first = first, rows = rows, weight = weight](auto code) {
           auto layout = layout_of(code, K, part.group);
           long runs = layout.groups * layout.runs();
-          const float* x_sums = code.NEEDS_X_SUMS ? part.sums.get() + first * layout.groups : nullptr;
+          const float* x_sums = NEEDS_X_SUMS<decltype(code)> ? part.sums.get() + first * layout.groups : nullptr;
           const float* units = USES_INT16<decltype(code)> ? part.units.get() + first * runs : nullptr;
           const Pair* from = USES_INT16<decltype(code)> ? part.rows.get() : x;
           multiply_panel(from + first * layout.pairs, packed + weight * parts.words + part.start + number * part.words,

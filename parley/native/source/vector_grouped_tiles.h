@@ -17,9 +17,9 @@ template <class Code> struct PackedWeights {
 };
 
 // The same, unpacked
-template <class Code> struct UnpackedWeights {
-  const UnpackedVector<Code>* pairs;
-  UnpackedVector<Code> operator()(long k, int j, int i) const { return pairs[(k + j) * WIDE_PANEL_VECTORS + i]; }
+template <class Vector> struct UnpackedWeights {
+  const Vector* pairs;
+  Vector operator()(long k, int j, int i) const { return pairs[(k + j) * WIDE_PANEL_VECTORS + i]; }
 };
 
 // WIDTH vectors of a panel for ROWS rows of x with this stride, over one run of a group
@@ -38,7 +38,7 @@ __attribute__((always_inline)) inline void multiply_tile(const Pair* x, long str
   for (long k = 0; k < steps; k += Code::WORD_PAIRS)
 #pragma GCC unroll 16
     for (int j = 0; j < Code::WORD_PAIRS; j++) {
-      UnpackedVector<Code> weight[WIDTH];
+      decltype(weights(k, j, 0)) weight[WIDTH];
 #pragma GCC unroll 4
       for (int i = 0; i < WIDTH; i++) weight[i] = weights(k, j, i);
 #pragma GCC unroll 16
@@ -70,7 +70,7 @@ __attribute__((always_inline)) inline void multiply_tile(const Pair* x, long str
         store(sums.group_sums + at, sum);
         continue;
       }
-      float x_sum = Code::NEEDS_X_SUMS ? sums.x[r * sums.groups] : 0;
+      float x_sum = NEEDS_X_SUMS<Code> ? sums.x[r * sums.groups] : 0;
       store(sums.totals + at, factors.add(load<Vec>(sums.totals + at), sum, x_sum));
     }
   }
@@ -100,14 +100,19 @@ __attribute__((always_inline)) inline void multiply_rows(const Pair* x, long str
   }
 }
 
-// The code whose tiles compute unpacked numbers: for fewer bits those of 4, so that there is less to compile
-template <class Code, bool IS_SUB4BIT> struct TileCodeOf {
-  using Type = Code;
+// What tiles of unpacked numbers need to know of a code. Many codes share it, so that there is less to compile. Scales
+// are factors as floats: [2][WIDE_PANEL] scales and shifts.
+template <class SumVector, XShift SHIFT> struct UnpackedCode {
+  using Sum = SumVector;
+  static constexpr long WORD_PAIRS = 4;
+
+  struct Factors : GroupFactors<SHIFT> {
+    Factors(const uint32_t* scales, int i) {
+      this->scale = load<Vec>(scales + i * LANES);
+      if (SHIFT != XShift::NONE) this->shift = load<Vec>(scales + WIDE_PANEL + i * LANES);
+    }
+  };
 };
-template <class Code> struct TileCodeOf<Code, true> {
-  using Type = typename Code::Wider;
-};
-template <class Code> using TileCode = typename TileCodeOf<Code, (Code::BITS < 4)>::Type;
 
 // totals [rows][WIDE_PANEL] += one group
 template <class Code>
@@ -120,6 +125,12 @@ void add_group(const Pair* x, long stride, const uint32_t* words, long steps, Ti
                               x + k, stride, PackedWeights<Code>{words + k / Code::WORD_PAIRS * ROW_WORDS<Code::BITS>},
                               count, part, rows);
                         });
+  alignas(64) float factors[2][WIDE_PANEL];
+  for (int i = 0; i < WIDE_PANEL_VECTORS; i++) {
+    typename Code::Factors from(sums.scales, i);
+    store(factors[0] + i * LANES, from.scale), store(factors[1] + i * LANES, from.shift);
+  }
+  sums.scales = (const uint32_t*)factors[0];
   for_each_run(steps, UNPACKED_PAIRS<Code>, sums, [=](long k, long count, const TileSums& part) {
     UnpackedVector<Code> unpacked[UNPACKED_PAIRS<Code> * WIDE_PANEL_VECTORS];
     for (long s = 0; s < count; s += Code::WORD_PAIRS)
@@ -129,9 +140,9 @@ void add_group(const Pair* x, long stride, const uint32_t* words, long steps, Ti
           unpacked[(s + j) * WIDE_PANEL_VECTORS + i] = Code::unpack(words, k + s, j, i);
     for (int i = 0; i < WIDE_PANEL_VECTORS; i += 2) {
       TileSums half = part;
-      half.group_sums += i * LANES, half.totals += i * LANES, half.scales += i * LANES / Code::SCALES_PER_WORD;
-      multiply_rows<TileCode<Code>, UNPACKED_TILE_ROWS<Code>, 2>(x + k, stride, UnpackedWeights<Code>{unpacked + i},
-                                                                 count, half, rows);
+      half.group_sums += i * LANES, half.totals += i * LANES, half.scales += i * LANES;
+      multiply_rows<UnpackedCode<typename Code::Sum, Code::Factors::X_SHIFT>, UNPACKED_TILE_ROWS<Code>, 2>(
+          x + k, stride, UnpackedWeights<UnpackedVector<Code>>{unpacked + i}, count, half, rows);
     }
   });
 }

@@ -33,18 +33,33 @@ struct Fp4Codebook {
   static constexpr CodebookValues VALUES = {{0, 0.0625f, 8, 12, 4, 6, 2, 3, -0.f, -0.0625f, -8, -12, -4, -6, -2, -3}};
 };
 
+// Whether the sum of x times a shift is added: to the sum of a group before it is scaled, or to the output
+enum class XShift { NONE, OF_SUM, OF_OUTPUT };
+
+// What a group of weights adds to outputs. `Code::Factors` makes them of its scales and zeros.
+template <XShift SHIFT> struct GroupFactors {
+  static constexpr XShift X_SHIFT = SHIFT;
+  Vec scale, shift = {};
+  // total + the part of a group, whose sum of x times values is `sum` and whose sum of x is `x`
+  Vec add(Vec total, Vec sum, float x) const {
+    if (SHIFT == XShift::OF_SUM) sum = fma(shift, broadcast(x), sum);
+    if (SHIFT == XShift::OF_OUTPUT) total = fma(shift, broadcast(x), total);
+    return fma(sum, scale, total);
+  }
+};
+
+using ScaleFactors = GroupFactors<XShift::NONE>;
+
 // Indices of 4 bits into a codebook of 16 numbers, times a scale of 32 bits
 template <class Codebook> struct Codebook4 {
   typedef Vec Sum;
   static constexpr int BITS = 4;
   static constexpr long WORD_PAIRS = 4, SCALES_PER_WORD = 1;
   static constexpr uint32_t MIDDLE = 0, FLIP = 0, ZERO_MASK = 0;
-  static constexpr bool IS_BLOCK = false, NEEDS_X_SUMS = false, HAS_F16_SCALES = false;
+  static constexpr bool IS_BLOCK = false, HAS_F16_SCALES = false;
 
-  struct Factors {
-    Vec scale;
-    Factors(const uint32_t* scales, int i) : scale(load<Vec>(scales + i * LANES)) {}
-    Vec add(Vec total, Vec sum, float) const { return fma(sum, scale, total); }
+  struct Factors : ScaleFactors {
+    Factors(const uint32_t* scales, int i) : ScaleFactors{load<Vec>(scales + i * LANES)} {}
   };
 
   static inline Pairs unpack(const uint32_t* words, long k, int j, int i) {
@@ -57,10 +72,8 @@ template <class Codebook> struct HalfScaleCodebook4 : Codebook4<Codebook> {
   static constexpr long SCALES_PER_WORD = 2;
   static constexpr bool HAS_F16_SCALES = true;
 
-  struct Factors {
-    Vec scale;
-    Factors(const uint32_t* scales, int i) : scale(load_halves(scales + i * LANES / 2)) {}
-    Vec add(Vec total, Vec sum, float) const { return fma(sum, scale, total); }
+  struct Factors : ScaleFactors {
+    Factors(const uint32_t* scales, int i) : ScaleFactors{load_halves(scales + i * LANES / 2)} {}
   };
 };
 
@@ -71,18 +84,14 @@ template <int SIZE> struct Integers {
   static constexpr long WORD_PAIRS = 16 / BITS;  // pairs in a word
   static constexpr long SCALES_PER_WORD = 1;     // in a word
   static constexpr uint32_t MIDDLE = 1 << (BITS - 1), FLIP = MIDDLE,
-                            ZERO_MASK = 2 * MIDDLE - 1;  // bits of the zero point
-  // NEEDS_X_SUMS: outputs need sums of x. HAS_F16_SCALES: scales are float16s
-  static constexpr bool IS_BLOCK = false, NEEDS_X_SUMS = true, HAS_F16_SCALES = false;
+                            ZERO_MASK = 2 * MIDDLE - 1;            // bits of the zero point
+  static constexpr bool IS_BLOCK = false, HAS_F16_SCALES = false;  // HAS_F16_SCALES: scales are float16s
 
-  struct Factors {
-    Vec scale, zero;
+  struct Factors : GroupFactors<XShift::OF_SUM> {
     Factors(const uint32_t* scales, int i) {
       Bits word = load<Bits>(scales + i * LANES);
-      scale = (Vec)(word & ~ZERO_MASK), zero = (float)MIDDLE - __builtin_convertvector(word & ZERO_MASK, Vec);
+      scale = (Vec)(word & ~ZERO_MASK), shift = (float)MIDDLE - __builtin_convertvector(word & ZERO_MASK, Vec);
     }
-    // total + the part of a group, whose sum of x times values is `sum`
-    Vec add(Vec total, Vec sum, float x) const { return fma(fma(zero, broadcast(x), sum), scale, total); }
   };
 
   // Vector i of pair k + j of a group's words
@@ -147,26 +156,20 @@ enum FloatZero { POINT, SHIFT, LEAST };
 template <int SIZE, bool IS_BF16, FloatZero KIND> struct FloatZeros : Integers<SIZE> {
   static constexpr uint32_t ZERO_MASK = 0;
 
-  struct Factors {
-    Vec scale, zero;
+  struct Factors : GroupFactors<KIND == POINT ? XShift::OF_SUM : XShift::OF_OUTPUT> {
     Factors(const uint32_t* scales, int i) {
       constexpr float middle = Integers<SIZE>::MIDDLE;
       Bits word = load<Bits>(scales + i * LANES);
-      scale = IS_BF16 ? (Vec)(word << 16) : widen_half(word & 0xffff);
-      zero = IS_BF16 ? (Vec)(word & 0xffff0000) : widen_half(word >> 16);
-      if (KIND == POINT) zero = middle - zero;
-      if (KIND == LEAST) zero = fma(broadcast(middle), scale, zero);
-    }
-    Vec add(Vec total, Vec sum, float x) const {
-      return KIND == POINT ? fma(fma(zero, broadcast(x), sum), scale, total)
-                           : fma(sum, scale, fma(zero, broadcast(x), total));
+      Vec scale = IS_BF16 ? (Vec)(word << 16) : widen_half(word & 0xffff);
+      Vec zero = IS_BF16 ? (Vec)(word & 0xffff0000) : widen_half(word >> 16);
+      this->scale = scale;
+      this->shift = KIND == POINT ? middle - zero : KIND == LEAST ? fma(broadcast(middle), scale, zero) : zero;
     }
   };
 };
 
 // Integers of 1 to 3 bits. But for their bits they are those of `Four`, whose middle they count from.
 template <int SIZE, class Four> struct Sub4Bit : Four {
-  using Wider = Four;
   static constexpr int BITS = SIZE;
   static constexpr long WORD_PAIRS = 16 / WORD_BITS<BITS>;
   static constexpr uint32_t FLIP = 0;
@@ -180,7 +183,7 @@ template <int SIZE, class Four> struct Sub4Bit : Four {
 template <int SIZE> struct HalfIntegers : Integers<SIZE> {
   static constexpr long SCALES_PER_WORD = 2;
   static constexpr uint32_t MIDDLE = 0, ZERO_MASK = 0;
-  static constexpr bool NEEDS_X_SUMS = false, HAS_F16_SCALES = true;
+  static constexpr bool HAS_F16_SCALES = true;
   using Factors = typename HalfScaleCodebook4<Iq4Codebook>::Factors;
 };
 
@@ -191,13 +194,11 @@ template <int EXPONENT, int MANTISSA> struct Floats {
   static constexpr int BITS = 1 + EXPONENT + MANTISSA, BIAS = (1 << (EXPONENT - 1)) - 1;
   static constexpr long WORD_PAIRS = 16 / BITS, SCALES_PER_WORD = BITS == 4 ? 2 : 1;
   static constexpr uint32_t MIDDLE = 0, FLIP = 0, ZERO_MASK = 0;
-  static constexpr bool IS_BLOCK = false, NEEDS_X_SUMS = false, HAS_F16_SCALES = false;
+  static constexpr bool IS_BLOCK = false, HAS_F16_SCALES = false;
 
-  struct Factors {
-    Vec scale;
+  struct Factors : ScaleFactors {
     Factors(const uint32_t* scales, int i)
-        : scale(SCALES_PER_WORD == 2 ? load((const bf16*)scales + i * LANES) : load<Vec>(scales + i * LANES)) {}
-    Vec add(Vec total, Vec sum, float) const { return fma(sum, scale, total); }
+        : ScaleFactors{SCALES_PER_WORD == 2 ? load((const bf16*)scales + i * LANES) : load<Vec>(scales + i * LANES)} {}
   };
 
   static inline Vec widen(Ints top) {
@@ -240,7 +241,6 @@ template <int EXPONENT, int MANTISSA> struct Floats {
 // stored as the signed distance from the middle of their range; or four bits select one of the numbers of `Codebook`.
 // Integers of 2 or 3 bits count as those of 4 bits from 0 or 4 on.
 template <int HIGH_BITS, int GROUP, int BLOCK_SIZE, bool HAS_MINIMUMS, class Codebook = void> struct Blocks {
-  using Wider = Blocks<0, GROUP, BLOCK_SIZE, HAS_MINIMUMS, Codebook>;
   static constexpr bool HAS_CODEBOOK = !std::is_void_v<Codebook>, IS_SUB4BIT = HIGH_BITS < 0;
   typedef std::conditional_t<HAS_CODEBOOK, Vec, IntegerSum> Sum;
   typedef std::conditional_t<HAS_CODEBOOK, Pairs, IntegerPairs> WeightPairs;
@@ -255,7 +255,7 @@ template <int HIGH_BITS, int GROUP, int BLOCK_SIZE, bool HAS_MINIMUMS, class Cod
   static constexpr long GROUP_WORDS =
       IS_SUB4BIT ? LOW_ROWS * ROW_WORDS<BITS> : (LOW_ROWS + !!HIGH_BITS) * WIDE_PANEL;  // words of a group
   static constexpr long BLOCK_WORDS = HEAD_ROWS * WIDE_PANEL + GROUPS * GROUP_WORDS;    // of a block
-  static constexpr bool IS_BLOCK = true, NEEDS_X_SUMS = HAS_MINIMUMS;
+  static constexpr bool IS_BLOCK = true;
   static constexpr long SCALES_PER_WORD = 1;
   static_assert(HIGH_BITS <= 0 || HIGH_BITS * GROUP == 32, "the high bits of a group fill a word");
 
@@ -288,13 +288,10 @@ template <int HIGH_BITS, int GROUP, int BLOCK_SIZE, bool HAS_MINIMUMS, class Cod
     }
   };
 
-  struct Factors {
-    Vec scale, shift = {};
-    Factors(const uint32_t* scales, int i) : scale(load<Vec>(scales + i * LANES)) {
-      if (HAS_MINIMUMS) shift = load<Vec>(scales + (GROUPS * WIDE_PANEL_VECTORS + i) * LANES);
-    }
-    Vec add(Vec total, Vec sum, float x) const {
-      return fma(sum, scale, HAS_MINIMUMS ? fma(shift, broadcast(x), total) : total);
+  struct Factors : GroupFactors<HAS_MINIMUMS ? XShift::OF_OUTPUT : XShift::NONE> {
+    Factors(const uint32_t* scales, int i) {
+      this->scale = load<Vec>(scales + i * LANES);
+      if (HAS_MINIMUMS) this->shift = load<Vec>(scales + (GROUPS * WIDE_PANEL_VECTORS + i) * LANES);
     }
   };
 
