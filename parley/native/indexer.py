@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from parley.core.sequence import PAGE_SIZE
 from parley.native.layer_shape import BlockIndexerShape
 from parley.native.layout import RowSpan
-from parley.native.pool import PageFormat, LayerPages
+from parley.native.pool import LayerPages, PageFormat
 from parley.native.torch_forms.torch_attention import KEY_MULTIPLE, TileGroup, pad_rows, plan_tiles
 from parley.native.torch_forms.torch_kernels import rotate_rows
 

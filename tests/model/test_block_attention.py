@@ -20,7 +20,7 @@ from parley.model.networks.rope import Unfusable
 from parley.native import indexer
 from parley.native.layer_shape import BlockIndexerShape
 from parley.native.layout import LayerKV, RowSpan
-from parley.native.pool import PagePool
+from parley.native.pool import LayerPages
 
 CPU = torch.device("cpu")
 TEXT_TYPE, TEXT_FIELDS = tiny_models.MIXTURES["minimax_m3"]
@@ -30,17 +30,17 @@ def random_tensor(*shape: int, seed: int, dtype: torch.dtype = torch.float32) ->
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def filled_pool(layer: LayerKV, length: int, *, int8: bool = False, dtype: torch.dtype = torch.float32) -> PagePool:
+def filled_pool(layer: LayerKV, length: int, *, int8: bool = False, dtype: torch.dtype = torch.float32) -> LayerPages:
     """Return pages with random keys and values of ``length`` tokens, and the zero page."""
     page_format = native.choose_page_format(layer, dtype, CPU, int8=int8)
     pages = torch.zeros(-(-length // PAGE_SIZE) + 1, *page_format.shape, dtype=page_format.dtype)
-    pool, slots = PagePool(pages, page_format), torch.arange(length)
+    pool, slots = LayerPages(pages, page_format), torch.arange(length)
     keys, values = (random_tensor(length, layer.heads, dim, seed=dim, dtype=dtype) for dim in (layer.dim, 40))
     native.write_kv(keys, values[..., : layer.value_dim], pool, native.write_indices(slots, page_format))
     return pool
 
 
-def attend_rows(queries: torch.Tensor, pages: PagePool, spans: list[RowSpan]) -> torch.Tensor:
+def attend_rows(queries: torch.Tensor, pages: LayerPages, spans: list[RowSpan]) -> torch.Tensor:
     """Return the attention of queries [T, heads, dim] to the tokens that ``spans`` give them."""
     plan = native.plan_attention(
         spans,
