@@ -173,7 +173,7 @@ NEEDED_FIELDS = {
 UNSTATED_WIDTHS = {"lfm2": 8192, "gemma3n_text": 16384, "dbrx": 3584} | dict.fromkeys(
     ("kolibri1", "qwen3_5_moe_text", "solar_open")  # their configs have none
 )
-WIDTH_NAMES = "intermediate_size_mlp", "intermediate_size", "ffn_hidden_size", "ffn_dim"
+WIDTH_NAMES = "dense_intermediate_size", "intermediate_size_mlp", "intermediate_size", "ffn_hidden_size", "ffn_dim"
 FIXED_EPS = 1e-5  # of the norms of OLMo 1 and OPT
 OTHER_NAMES = {"kimi_k2": "deepseek_v3"}  # Transformers knows the type only by this one
 
