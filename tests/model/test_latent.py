@@ -208,6 +208,7 @@ def test_adapter_of_the_absorbed_layer_is_refused_by_name(tmp_path):
         ("glm_moe_dsa", {"indexer_types": ["full", "own", "full"]}, "indexer_types as "),
         ("glm_moe_dsa", {"indexer_types": None, "index_topk_pattern": "FS"}, "has an indexer, or"),
         ("axk2", {"gated_norm_rank": 12}, "gates of its norms have 12 numbers inside"),
+        ("axk2", {"n_group": 4, "topk_group": 2}, "n_group as 4"),
         ("axk2", {"moe_layer_freq": 2}, "moe_layer_freq as 2"),
         ("hy4", {"swiglu_limit": 0.0}, "swiglu_limit as 0.0"),
         ("hy4", {"hc_mult": 0}, "hc_mult as 0"),

@@ -211,7 +211,7 @@ LATENT_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "axk2": (
         "axk2",
         LATENTS
-        | {"moe_intermediate_size": 48, "n_routed_experts": 16, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+        | {"moe_intermediate_size": 48, "n_routed_experts": 16, "num_experts_per_tok": 3}
         | {"index_topk": 40, "index_head_dim": 24, "index_n_heads": 8, "gated_norm_rank": 8}
         | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.8}},
     ),

@@ -211,7 +211,8 @@ AXK2 = replace(
         "index_n_heads": 16,
         "gated_norm_rank": 16,
     },
-    required={**DEEPSEEK_V32.required, "moe_layer_freq": 1},
+    # Its routers could choose experts of other groups in place of experts with scores below 0.
+    required={**DEEPSEEK_V32.required, "moe_layer_freq": 1, "n_group": 1},
     tensors=replace(
         LATENT_TENSORS,
         query_up="self_attn.q_gate_proj",
