@@ -174,7 +174,7 @@ async def test_batch_of_a_crashed_server_is_deleted_with_its_requests(serve, mon
     store = server.service.record_store
     clock = store._clock
     store._clock = lambda: clock() + 100
-    assert (await server.get(f"{PATH}/{batch['id']}")).json["processing_status"] == "ended"
+    await wait_for_end(server, batch)
     assert store.list_names("", "content/")
     assert (await server.call("DELETE", f"{PATH}/{batch['id']}")).status == 200
     assert store.list_names("", "content/") == []

@@ -119,7 +119,7 @@ def test_openai_media_options_need_the_operators_trust():
         error = refusal([video], **{name: options[name]})
         assert error["param"] == name and "--trust-request-mm-kwargs" in error["message"]
     assert refusal([video], TRUSTING, media_io_kwargs={"video": 1})["param"] == "media_io_kwargs"
-    assert refusal([video], TRUSTING, media_io_kwargs={"image": {}})["param"] == "media_io_kwargs"
+    assert refusal([video], TRUSTING, media_io_kwargs={"document": {}})["param"] == "media_io_kwargs"
 
 
 def test_openai_media_embeddings_need_the_operators_flag():
