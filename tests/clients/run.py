@@ -33,6 +33,15 @@ FOLDER = Path(os.environ.get("PARLEY_CLIENTS", ROOT / ".clients"))
 MEDIA_CASES = FOLDER / "media" / "cases.json"
 
 NODE_22 = "node@22.23.3"  # the runtime of packages that need a newer one than the system may have
+OPEN_WEBUI_NEEDS = (  # for its routers; all that it requires is PyTorch with CUDA and 200 packages more
+    "aiocache==0.12.3", "aiofiles==25.1.0", "aiohttp==3.14.5", "aiosqlite==0.22.1", "alembic==1.18.4",
+    "argon2-cffi==25.1.0", "authlib==1.7.2", "bcrypt==5.0.0", "beautifulsoup4==4.14.3", "fastapi==0.136.3",
+    "httpx==0.28.1", "langchain-core==1.4.8", "loguru==0.7.3", "markdown==3.10.2", "mcp==2.3.0",
+    "opensearch-py==3.2.0", "orjson==3.11.9", "pillow==13.0.0", "pycrdt==0.14.8", "pydantic==2.13.4",
+    "pyjwt[crypto]==2.13.0", "python-mimeparse==2.0.0", "python-multipart==0.0.32", "python-socketio==5.16.2",
+    "pytz==2026.6", "redis==8.0.1", "requests==2.34.2", "sqlalchemy[asyncio]==2.0.50", "typer==0.29.2",
+    "uvicorn==0.54.0", "validators==0.36.0",
+)  # fmt: skip
 # Packages that cannot be installed together have separate environments; those called "node" are npm's.
 ENVIRONMENTS = {
     "text": ("openai==3.57.0", "text-generation==0.7.0", "tritonclient[http,grpc]==2.73.0"),
@@ -90,6 +99,7 @@ ENVIRONMENTS = {
         "@nanocollective/nanocoder@1.30.0",
     ),
     "node-promptfoo": ("promptfoo@0.123.1",),
+    "open-webui": (*OPEN_WEBUI_NEEDS, "open-webui==0.12.4"),
     "agents": ("openai-agents==0.24.0",),
     "pydantic-ai": ("pydantic-ai-slim[anthropic,openai]==2.68.0",),
     "litellm-responses": ("litellm==1.110.2", "mcp==2.3.0"),
@@ -103,6 +113,7 @@ ENVIRONMENTS = {
         "@langchain/core@1.4.0",
         "zod@4.6.7",
     ),
+    "node-mastra": (NODE_22, "@mastra/core@1.71.0", "zod@4.6.7"),
     "openapi": ("openapi-python-client==0.29.1", "ruff==0.17.6"),
     "node-browser": ("playwright-core@1.65.1", "axe-core@4.14.1"),  # they need Chromium: CHROMIUM, or /usr/bin/chromium
     "node": (
@@ -115,6 +126,7 @@ ENVIRONMENTS = {
     "node-older": ("openai@6.49.0", "ai@5.0.277", "@ai-sdk/openai-compatible@1.0.61"),  # the last for Node.js 20
 }
 RESOLVED_BY_UV = ("databricks", "crewai", "browser-use")  # resolved by uv, because pip would take minutes
+ALONE = ("open-webui==0.12.4",)  # installed without what it requires
 SCRIPTS = {
     "openai_sdk.py": "text",
     "openai_async.py": "text",
@@ -153,6 +165,7 @@ SCRIPTS = {
     "anthropic/anthropic_async.py": "anthropic",
     "anthropic/anthropic_older_sdk.py": "anthropic-older",
     "anthropic/toolset_client.py": "anthropic",
+    "anthropic/context_client.py": "anthropic",
     "anthropic/langchain_client.py": "langchain-anthropic",
     "anthropic/anthropic_sdk.mjs": "node-anthropic",
     "anthropic/ai_sdk.mjs": "node-anthropic",
@@ -165,7 +178,7 @@ SCRIPTS = {
     "ollama/ollama_async.py": "ollama",
     "ollama/langchain_client.py": "ollama",
     "ollama/litellm_client.py": "litellm",
-    "ollama/open_webui_requests.py": "ollama",
+    "open_webui_client.py": "open-webui",
     "ollama/ollama_client.mjs": "node-ollama",
     "ollama/llama_index_client.py": "llamaindex-ollama",
     "ollama/ai_sdk.mjs": "node-ollama",
@@ -192,6 +205,7 @@ SCRIPTS = {
     "openai_sdk.mjs": "node",
     "ai_sdk.mjs": "node",
     "langchain.mjs": "node-langchain",
+    "mastra.mjs": "node-mastra",
     "huggingface_inference.mjs": "node",
     "encoder/hub_client.py": "hub",
     "encoder/langchain_client.py": "embeddings",
@@ -253,7 +267,10 @@ def prepare_environment(name: str) -> Path:
             run([python, "-m", "pip", "install", "--quiet", "uv"], folder)
             run([python, "-m", "uv", "pip", "install", "--quiet", "--python", python, *packages], folder)
         else:
-            run([python, "-m", "pip", "install", "--quiet", *packages], folder)
+            required = [package for package in packages if package not in ALONE]
+            run([python, "-m", "pip", "install", "--quiet", *required], folder)
+            if alone := [package for package in packages if package in ALONE]:
+                run([python, "-m", "pip", "install", "--quiet", "--no-deps", *alone], folder)
     stamp.write_text(requirements)
     return folder
 
