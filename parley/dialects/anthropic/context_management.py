@@ -28,8 +28,9 @@ KEPT_TOOL_USES = 3
 KEPT_THINKING_TURNS = 1
 MAX_INSTRUCTIONS = 1 << 16  # characters
 COMPACTION_MEMBERS = {"type", "instructions"}
-# Members that only shape a reply; the original refuses them in a request for a summary.
-REPLY_MEMBERS = ("context_management", "stop_sequences", "output_format")
+# Members that the original refuses in a request for a summary. Counts of tokens read only the first of them.
+PROMPT_MEMBERS = ("context_management", "output_format")
+REPLY_MEMBERS = (*PROMPT_MEMBERS, "stop_sequences")
 NOT_FIRST = f"context_management.edits: `{CLEAR_THINKING}` must be the first edit"
 NOT_THINKING = f"`{CLEAR_THINKING}` strategy requires `thinking` to be enabled or adaptive"
 NOT_PAUSED = "Input should be true: this server returns a summary before it goes on"
@@ -112,10 +113,13 @@ def _read_summary_edit(edit: Fields, rules: AnthropicRules, context_length: int)
     )
 
 
-def read_compaction(body: Fields, rules: AnthropicRules, *, must_call: bool) -> SummarizeContext | None:
+def read_compaction(
+    body: Fields, rules: AnthropicRules, *, must_call: bool, only_counts: bool
+) -> SummarizeContext | None:
     """Read ``compaction``, which asks for a summary in place of a reply. Raises BadRequest.
 
-    ``must_call``: the reply would have to call a tool.
+    ``must_call``: the reply would have to call a tool. ``only_counts``: tokens are counted, which reads no
+    ``stop_sequences``.
     """
     compaction = body.object("compaction")
     if compaction is None:
@@ -124,7 +128,7 @@ def read_compaction(body: Fields, rules: AnthropicRules, *, must_call: bool) -> 
     if compaction.string("type", None, allowed=("summarize",)) is None:
         raise compaction.missing_member("type")
     output_config = body.object("output_config")
-    shaping = body.present_names(REPLY_MEMBERS)
+    shaping = body.present_names(PROMPT_MEMBERS if only_counts else REPLY_MEMBERS)
     shaping += ["tool_choice"] if must_call else []
     shaping += ["output_config.format"] if output_config is not None and output_config.has_value("format") else []
     if shaping:

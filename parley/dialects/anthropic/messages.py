@@ -84,7 +84,7 @@ class MessageBody:
         self.form: OutputForm = options.read_output_form(body, rules)
         options.check_other_members(body, blocks)
         edits = read_context_edits(body, rules, context.context_length, thinks=self.thinking.enabled)
-        compaction = read_compaction(body, rules, must_call=tools.choice == "required")
+        compaction = read_compaction(body, rules, must_call=tools.choice == "required", only_counts=max_tokens is None)
         if compaction is not None:
             edits = [compaction]
         if max_tokens is None:
