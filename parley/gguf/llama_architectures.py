@@ -5,7 +5,6 @@ Most are Llama under another name. Their configs are those of the type that comp
 
 from __future__ import annotations
 
-import math
 import reprlib
 from dataclasses import replace
 from typing import Any
@@ -98,13 +97,14 @@ def complete_hunyuan(model: GgufModel, config: dict[str, Any]) -> None:
     """Stretch the base of the rotary embedding by ``alpha``, as HunyuanOCR's own code does. Raises GgufError."""
     alpha = fields_of(model).get("rope.scaling.alpha", 1.0)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    if not isinstance(alpha, float) or not 0 < alpha < math.inf or head_dim <= 2:
+    if not isinstance(alpha, float) or not 0 < alpha <= MAX_ROPE_ALPHA or head_dim <= 2:
         raise GgufError(
             f"{model.paths[0].name} gives rope.scaling.alpha as {reprlib.repr(alpha)} for heads of {head_dim} numbers"
         )
     config["rope_theta"] = config.get("rope_theta", 1e4) * alpha ** (head_dim / (head_dim - 2))
 
 
+MAX_ROPE_ALPHA = 1e6  # HunyuanOCR's is 1000
 LISTS_OF_SIZES = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 LLAMA_BY_ANOTHER_NAME = Architecture(
     "llama", "LlamaForCausalLM", interleaved=True, fields={"sliding_window": None}, bias_layer="attn_q"

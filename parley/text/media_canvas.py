@@ -79,13 +79,9 @@ def _group_positions(token_ids: Sequence[int], frames: Sequence[_Frame], marks: 
     while end < len(token_ids) and token_ids[end] in marks:
         end += 1
     axes = [[0] * (end - start) for _ in range(3)]
-    cursor, origin = start, 0
+    origin = 0
     for frame in frames:
         first = frame.whole.start - 1
-        if first > cursor:  # marks between two frames are text
-            for axis in axes:
-                axis[cursor - start : first - start] = range(origin, origin + first - cursor)
-            origin += first - cursor + 1
         cursor = frame.last
         while cursor < end and token_ids[cursor] in marks:
             cursor += 1

@@ -170,6 +170,7 @@ def test_published_configs_are_read_as_those_of_transformers():
         ({"layer_types": ["full_attention", "minimax_m3_sparse"]}, "layer_types as "),
         ({"layer_types": None, "sparse_attention_config": [1]}, "sparse_attention_config as "),
         ({"mlp_layer_types": None, "moe_layer_freq": [1]}, "moe_layer_freq as "),
+        ({"mlp_layer_types": None, "moe_layer_freq": ["0"] * TEXT_FIELDS["num_hidden_layers"]}, "moe_layer_freq as "),
     ],
 )
 def test_configs_that_do_not_fit_have_no_fused_decoder(change, reason):

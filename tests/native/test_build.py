@@ -126,7 +126,7 @@ def test_only_one_process_compiles_after_another_one_failed(tmp_path: Path):
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "first.cpp").write_text("// compiled by a script")
     shutil.copy(build.__file__, tmp_path)
-    overlap = f"mkdir {tmp_path}/running || echo overlap >> {tmp_path}/overlaps; sleep 1; rmdir {tmp_path}/running"
+    overlap = f"mkdir {tmp_path}/running || echo overlap >> {tmp_path}/overlaps; sleep 0.3; rmdir {tmp_path}/running"
     environment = os.environ | {"CXX": write_compiler(tmp_path, f"{overlap}; exit 1")}
     command = [sys.executable, "-c", "import build; build.compile_level('generic', build.HERE / 'made')"]
 

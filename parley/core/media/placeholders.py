@@ -13,6 +13,7 @@ MAX_PLACEHOLDER_ID = 2**32 - 1  # may be outside of the vocabulary: the token it
 def placement_fault(media: Sequence[MediaItem], prompt_length: int) -> str | None:
     """Return why items cannot be at these positions in a prompt of ``prompt_length`` tokens, or None if they can."""
     end, listed_end, lead = 0, 0, lead_length(media)
+    lists_positions = any(item.positions is not None for item in media)
     for item in media:
         if not end <= item.start < item.end <= prompt_length:
             return f"The {item.kind} at token {item.start} overlaps another item, or is not within the prompt."
@@ -20,6 +21,8 @@ def placement_fault(media: Sequence[MediaItem], prompt_length: int) -> str | Non
             return f"The mark of the {item.kind} at token {item.start} is not within the prompt's text."
         if not _are_runs_within(item):
             return f"The embeddings of the {item.kind} at token {item.start} overlap, or are not within it."
+        if lists_positions and any(run.grid is not None for run in item.runs):
+            return f"The {item.kind} at token {item.start} has a grid, but this prompt lists positions."
         if item.positions is not None:
             if not _are_positions_possible(item, item.positions, max(end, listed_end), prompt_length):
                 return f"The positions of the {item.kind} at token {item.start} are not those of its tokens."

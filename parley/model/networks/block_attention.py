@@ -35,10 +35,12 @@ class BlockIndexedStep(IndexedStep):
         super().__init__(shape, batch, cos, sin)
         self._blocks = shape
         self._block_pages = shape.block_size // PAGE_SIZE
-        ends = [np.arange(span.length - span.count, span.length) for span in self._spans]
-        positions = np.concatenate([np.empty(0, np.int64), *ends])
-        # The last chosen block is that of the row itself, of which it sees a part.
-        self._lengths = (shape.top_k - 1) * shape.block_size + positions % shape.block_size + 1
+        self._lengths = np.empty(0, np.int64)  # of rows, with a choice; without one, sizes of the config may be huge
+        if self.has_choice:
+            ends = [np.arange(span.length - span.count, span.length) for span in self._spans]
+            # The last chosen block is that of the row itself, of which it sees a part.
+            parts = np.concatenate(ends) % shape.block_size + 1
+            self._lengths = (shape.top_k - 1) * shape.block_size + parts
         self._chosen_pages: torch.Tensor | None = None  # of each head, int64 [rows, heads, pages]
 
     def run_indexer(

@@ -152,9 +152,8 @@ class DecoderConfig:
     sinusoids: Sinusoids | None = None  # how position embeddings are computed that the checkpoint does not store
     query_scaling: QueryScaling | None = None  # the factor of queries, for layers that scale them
     latent: LatentShape | None = None  # the sizes of multi-head latent attention, for models that have it
-    indexer: IndexerShape | BlockIndexerShape | None = (
-        None  # chooses the tokens that layers attend to, in models that have it
-    )
+    # Chooses the tokens that layers attend to, in models that have it
+    indexer: IndexerShape | BlockIndexerShape | None = None
     state_layouts: tuple[StateNames, ...] = ()  # the names of tensors in layers that keep a state: one of them
     layer_inputs: LayerInputShape = LayerInputShape()
     media_vocabularies: tuple[MediaVocabulary, ...] = ()  # the last tokens, if projectors of media embed them

@@ -120,11 +120,8 @@ class BlockIndexerFamily:
         without both, none has. Raises Unfusable."""
         listed, name = fields["indexed_layers"], "layer_types"
         if listed is None:
-            frequencies, name = (
-                _read_published(fields).get("sparse_attention_freq", [0] * count),
-                "sparse_attention_freq",
-            )
-            listed = frequencies
+            name = "sparse_attention_freq"
+            listed = _read_published(fields).get(name, [0] * count)
             kinds: dict[Any, bool] = {0: False, 1: True}
         else:
             kinds = {"full_attention": False, "minimax_m3_sparse": True}

@@ -104,7 +104,7 @@ __attribute__((always_inline)) inline void multiply_rows(const Pair* x, long str
 // are factors as floats: [2][WIDE_PANEL] scales and shifts.
 template <class SumVector, XShift SHIFT> struct UnpackedCode {
   using Sum = SumVector;
-  static constexpr long WORD_PAIRS = 4;
+  static constexpr long WORD_PAIRS = 4;  // a run is a multiple of 4 pairs, as groups are padded to 8 numbers
 
   struct Factors : GroupFactors<SHIFT> {
     Factors(const uint32_t* scales, int i) {

@@ -25,7 +25,8 @@ def minimax_m3_mixtures(fields: Mapping[str, Any], layer: int) -> bool:
     listed = fields["moe_layer_freq"]
     if fields["mlp_layer_types"] is not None or listed is None:
         return sparse_or_all(fields, layer)
-    if not isinstance(listed, list) or len(listed) != fields["num_hidden_layers"]:
+    count = fields["num_hidden_layers"]
+    if not isinstance(listed, list) or len(listed) != count or any(kind not in (0, 1) for kind in listed):
         raise wrong_value("moe_layer_freq", listed)
     return bool(listed[layer])
 

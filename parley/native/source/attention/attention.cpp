@@ -25,10 +25,10 @@ constexpr long SERIAL_WORK = 1 << 17;  // multiplications below which a second t
 // Merges the partial result of a later segment into that of the earlier ones.
 void merge(PartialResult whole, PartialResult part) {
   for (long r = 0; r < whole.rows; r++) {
-    if (part.reference[r] == -INFINITY) continue;
+    if (part.total[r] == 0) continue;  // the row sees none of its keys; where they are NaN, so is the total
     const float* from = part.out;
     float* to = whole.out;
-    if (whole.reference[r] == -INFINITY) {
+    if (whole.total[r] == 0) {
       whole.each(r, [=](float* at, long) { store(at, load<Vec>(from + (at - to))); });
       whole.reference[r] = part.reference[r];
       whole.total[r] = part.total[r];

@@ -306,7 +306,7 @@ class FlashAttention {
           sum_values(t);
           if (layout.int8 || is_scaled || !sees_all_keys(first, rows, block))
             exceeds = adjust_scores(scores, first, rows, block);
-          if (block == begin || exceeds) rescale(scores, first, rows);  // in the first block all rise
+          if (block == begin || exceeds) rescale(scores, first, rows);  // in the first block each row that sees a key rises
           pending = {first,
                      rows,
                      pages,

@@ -1,6 +1,6 @@
 // The softmax of attention, block by block: scores become weights 2^(score - the row's reference), in units of bits:
 // the scale of the scores includes log2(e). The reference is the largest score of the first block of keys that the row
-// sees, and rises only to a score beyond its limit, which is REFERENCE_SLACK bits more. So weights are at most
+// sees in a segment, and rises only to a score beyond its limit, which is REFERENCE_SLACK bits more. So weights are at most
 // 2^REFERENCE_SLACK, rows are hardly ever rescaled, and the test for it has no branch that the CPU mispredicts.
 #pragma once
 #include <cmath>
@@ -105,7 +105,7 @@ static inline Vec pow2_fast(Vec x) {
 static inline Vec scaled(Vec a, Vec b, Vec c) { return a * b + c; }
 #else
 static inline Vec pow2_fast(Vec x) { return pow2(x); }
-static inline Vec scaled(Vec a, Vec b, Vec c) { return fma(a, b, c); }
+static inline Vec scaled(Vec a, Vec b, Vec c) { return a * b + c; }
 #endif
 
 // Turns scores of a tile into weights, one vector after another, as the product after it reads them.
