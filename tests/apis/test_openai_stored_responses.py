@@ -161,8 +161,9 @@ async def test_conversations_collect_the_items_of_their_responses(serve):
     assert (await server.call("DELETE", path)).json["object"] == "conversation.deleted"
     assert (await server.get(path)).status == 404
     for path in ("/v1/conversations", f"/v1/conversations/{(await create_conversation(server))['id']}/items"):
-        refused = await server.post(path, {"items": [{"role": "user", "content": "a"}, {"type": "nonsense"}]})
-        assert (refused.status, refused.error["param"]) == (400, "items[1].type")
+        for kind in ("nonsense", "compaction_trigger"):
+            refused = await server.post(path, {"items": [{"role": "user", "content": "a"}, {"type": kind}]})
+            assert (refused.status, refused.error["param"]) == (400, "items[1].type")
     both = {"input": "a", "conversation": "conv_x", "previous_response_id": "resp_x"}
     assert (await server.post("/v1/responses", both)).error["code"] == "mutually_exclusive_parameters"
 
@@ -347,3 +348,25 @@ async def test_compaction_trigger_ends_a_stored_conversation_with_its_summary(se
     assert second["status"] == "completed"
     text = await prompt_text()
     assert "apple" not in text and "banana" in text and "Summary of the conversation so far" in text
+
+
+@pytest.mark.parametrize("members", [{"generate": False}, {"max_output_tokens": 1}])
+async def test_a_conversation_goes_on_after_a_trigger_without_its_summary(serve, members):
+    prompts: list[list[int]] = []
+
+    def reply(work: EngineRequest, index: int) -> list[int]:
+        prompts.append(work.token_ids)
+        return [70, 71, 72]
+
+    server = await serve(reply=reply)
+    conversation = await create_conversation(server)
+    first = await create(server, input="apple", conversation=conversation["id"])
+    trigger = {"input": [{"type": "compaction_trigger"}]} | members
+    assert (await create(server, **trigger, conversation=conversation["id"]))["output"] == []
+    chained = await create(server, **trigger, previous_response_id=first["id"])
+    for word in ("banana", "cherry"):
+        chained = await create(server, input=word, previous_response_id=chained["id"])
+        await create(server, input=word, conversation=conversation["id"])
+    for tokens in prompts[-2:]:
+        text = (await server.post("/detokenize", {"tokens": tokens})).json["prompt"]
+        assert all(word in text for word in ("apple", "banana", "cherry")) and "Summar" not in text

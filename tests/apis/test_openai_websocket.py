@@ -166,6 +166,16 @@ async def test_a_response_without_output_prepares_the_next_one(serve):
             assert "One" in prompt_of(next_one) and "Hm" not in prompt_of(next_one)
 
 
+async def test_a_trigger_without_its_summary_does_not_end_the_conversation(serve):
+    server = await serve(repeat_prompt)
+    client = await open_websocket(server)
+    trigger = {"type": "compaction_trigger"}
+    first = (await client.create(input=[{"role": "user", "content": "One"}, trigger], generate=False, store=False))[-1]
+    assert first["response"]["output"] == []
+    second = await response_of(client, input="Two", store=False, previous_response_id=first["response"]["id"])
+    assert "One" in prompt_of(second) and "Two" in prompt_of(second)
+
+
 async def test_requests_are_answered_in_order(serve):
     server = await serve(tick=0.001)
     client = await open_websocket(server)

@@ -655,10 +655,24 @@ def test_responses_stream_a_summary_as_a_sealed_item():
         {"type": "response.output_item.done", "output_index": 0, "item": item},
     ]
     assert events[-1]["response"]["output"] == [item]
-    empty = read(input=[{"role": "user", "content": "a"}, TRIGGER])
-    empty.add_events([PromptAccepted(0, [1]), ChoiceDone(0, "length", USAGE)])
-    (item,) = json.loads(empty.render_body(USAGE))["output"]
-    assert CONTEXT.open_reasoning(item["encrypted_content"]) == b"\x1e"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "status"),
+    [("They", "length", "incomplete"), ("They", "cancelled", "incomplete"), ("They They", "repetition", "completed"),
+     ("", "length", "incomplete"), ("", "stop", "completed"), (" \n", "stop", "completed")],
+)  # fmt: skip
+def test_responses_summary_that_is_cut_off_or_empty_replaces_nothing(text: str, reason: Any, status: str):
+    deltas = [ChoiceDelta(0, "hm", "reasoning"), *([ChoiceDelta(0, text)] if text else [])]
+    for streams in (False, True):
+        reply = read(input=[{"role": "user", "content": "a"}, TRIGGER], stream=streams)
+        if streams:
+            *events, last = events_of(stream(reply, *deltas, done(reason)))
+            assert "response.output_item.done" not in [event["type"] for event in events]
+            response = last["response"]
+        else:
+            response = answer_body(reply, *deltas, done(reason))
+        assert (response["status"], response["output"]) == (status, [])
 
 
 def test_responses_summary_stands_for_all_items_before_it():

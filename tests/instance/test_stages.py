@@ -54,7 +54,7 @@ async def test_separated_stages_answer_every_route_like_one_server(alike, same_s
 
 
 async def test_separated_stages_agree_whether_to_summarize(alike) -> None:
-    single_server, pair = await alike(reply=scripted_reply)
+    single_server, pair = await alike(reply=lambda work, index: [70, *scripted_reply(work, index)])
     ask = {"model": "tiny", "max_tokens": 12, "messages": CHAT["messages"]}
     for threshold in (1, 2000):
         trigger = {"type": "input_tokens", "value": threshold}

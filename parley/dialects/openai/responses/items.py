@@ -30,6 +30,7 @@ Item = dict[str, Any]
 MAX_ITEMS = 10_000
 MAX_NAME = 256  # characters of ids and names
 ROLES = ("user", "assistant", "system", "developer")
+TRIGGER = "compaction_trigger"  # asks for a summary as the answer
 COVERS_ALL = "\x1e"  # before a sealed summary: all items before it are part of it
 MESSAGE_JOINT = "\n\n"  # between messages that become one
 TURN_JOINT = "\n"  # between the texts of one turn of the assistant
@@ -68,14 +69,13 @@ class ConversationReader:
     def read_earlier(self, items: list[Item]) -> None:
         """Read the items of an earlier response or of a conversation, as they were stored."""
         self.read_items(Fields(item, f"earlier[{number}]") for number, item in enumerate(items))
-        self.summarizes = False
 
     def read_items(self, items: Iterable[Fields]) -> None:
         """Read the items of one list. Raises BadRequest."""
         for item in items:
             kind = read_item_type(item, self._rules)
-            if self.summarizes and kind != "compaction":  # the earlier ones have its answer after it
-                raise conversation_error("An item of type 'compaction_trigger' must be the last one.")
+            if self.summarizes and kind != "compaction":  # clients send earlier ones with their answers
+                raise conversation_error(f"An item of type '{TRIGGER}' must be the last one.")
             self.summarizes = False
             reader = ITEM_READERS.get(kind)
             if reader is not None:
@@ -243,7 +243,7 @@ ITEM_READERS: dict[str, Callable[[ConversationReader, Fields], None]] = {
     "custom_tool_call_output": ConversationReader._read_call_output,
     "reasoning": ConversationReader._read_reasoning,
     "compaction": ConversationReader._read_compaction,
-    "compaction_trigger": ConversationReader._read_compaction_trigger,
+    TRIGGER: ConversationReader._read_compaction_trigger,
     "additional_tools": ConversationReader._read_added_tools,
     "tool_search_output": ConversationReader._read_search_output,
 }

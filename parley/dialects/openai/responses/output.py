@@ -145,6 +145,11 @@ class CompactionItem(OpenItem):
         sealed = "" if status == "in_progress" else self._seal("".join(self._texts))
         return {"id": self.id, "type": "compaction", "encrypted_content": sealed}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it tells nothing."""
+        return not "".join(self._texts).strip()
+
     def _close_parts(self) -> None:
         pass
 
@@ -190,14 +195,17 @@ class OutputItems:
         elif delta.tool_call is not None:
             self._add_call(delta.tool_call)
 
-    def close_items(self, status: ItemStatus, *, empty_message: bool) -> list[Item]:
+    def close_items(self, status: ItemStatus, *, empty_message: bool, is_whole: bool) -> list[Item]:
         """End the item that is open, and return all items.
 
-        ``empty_message``: a complete answer without any has an empty message. A summary is always there.
+        ``empty_message``: a complete answer without any has an empty message. ``is_whole``: the model ended the answer
+        itself. A summary that is not whole, or empty, is left out: clients and conversations put it in place of all
+        turns before it, which would be lost.
         """
-        if self._seal_summary is not None:
-            self._summary_item(self._seal_summary)
-        if empty_message and self._open_item is None and not self.items and status == "completed":
+        if isinstance(self._open_item, CompactionItem) and (not is_whole or self._open_item.is_empty):
+            self._open_item = None
+        is_missing = self._open_item is None and not self.items and self._seal_summary is None
+        if empty_message and is_missing and status == "completed":
             self._begin_message()
         self._close_open(status)
         return self.items

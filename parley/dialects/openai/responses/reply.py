@@ -328,7 +328,8 @@ class ResponsesReply(Reply):
         output: list[dict[str, Any]] = []
         if self._generates:
             item_status: ItemStatus = "completed" if status == "completed" else "incomplete"
-            output = self._output.close_items(item_status, empty_message=self.empty_message)
+            is_whole = self._done is not None and self._done.reason in ("stop", "tool")
+            output = self._output.close_items(item_status, empty_message=self.empty_message, is_whole=is_whole)
         seconds = int(self.timings.total) if self.timings is not None else 0
         completed_at = self._context.created + seconds if status == "completed" else None
         final = self._object.snapshot(status, output, completed_at=completed_at, incomplete_reason=reason, usage=usage)

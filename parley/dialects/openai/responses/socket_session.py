@@ -18,7 +18,7 @@ from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.error_answers import openai_error_object
 from parley.dialects.openai.labels import MAX_LABEL
-from parley.dialects.openai.responses.items import referred_name
+from parley.dialects.openai.responses.items import TRIGGER, referred_name
 from parley.dialects.openai.responses.stored import HISTORY_HEADER
 from parley.dialects.socket_session import (
     SocketAnswer,
@@ -227,7 +227,8 @@ class SocketResponsesAnswer(SocketAnswer):
         if outcome.store or not is_whole:  # continued one that the server stores: its items are not known here
             self._session.drop_older(self._request.lane)
             return
-        items = _joined_items(self._earlier or NO_ITEMS, self._new_items or NO_ITEMS)
+        new_items = _without_triggers(self._new_items or NO_ITEMS)
+        items = _joined_items(self._earlier or NO_ITEMS, new_items)
         self._session.keep_response(self._request, outcome.id, _joined_items(items, bytes(outcome.output)))
 
     def _failure_message(self, status: int, body: bytes) -> bytes:
@@ -327,6 +328,13 @@ def _with_referred_items(data: bytes, known_items: Mapping[str, msgspec.Raw]) ->
 def _referred_item(item: msgspec.Raw, known_items: Mapping[str, msgspec.Raw]) -> msgspec.Raw:
     name = _decoded_name(item)
     return known_items.get(referred_name(name.type, name.id, name.role) or "", item)
+
+
+def _without_triggers(data: bytes) -> bytes:
+    """Return the items of a JSON array without triggers, which asked for the output of their own response only."""
+    items = _items_decoder.decode(data)
+    kept = [item for item in items if _decoded_name(item).type != TRIGGER]
+    return data if len(kept) == len(items) else encode_json(kept)
 
 
 def _decoded_name(item: msgspec.Raw) -> _ItemName:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from parley.dialects.json_answer import encode_json
-from parley.dialects.openai.responses.items import unknown_item_error
+from parley.dialects.openai.responses.items import TRIGGER, unknown_item_error
 from parley.dialects.openai.responses.members import StorageMembers
 from parley.dialects.records import SILENT_SECONDS, TenantRecords
 from parley.dialects.request_context import RequestContext
@@ -90,14 +90,18 @@ def load_response(context: RequestContext, response_id: str) -> StoredResponse:
 
 
 def earlier_items(context: RequestContext, storage: StorageMembers) -> list[Item]:
-    """Return the items that precede the input; none if the input has them already. Raises BadRequest, UnknownRecord."""
+    """Return the items that precede the input; none if the input has them already. Raises BadRequest, UnknownRecord.
+
+    They have no triggers: each asked for the output of its own response only, which may have ended without a summary.
+    """
     if context.records.are_inlined or HISTORY_HEADER in context.headers:
         return []
+    items: list[Item] = []
     if storage.previous is not None:
-        return load_previous(context, storage.previous)
-    if storage.conversation is not None:
-        return load_conversation(context, storage.conversation).items
-    return []
+        items = load_previous(context, storage.previous)
+    elif storage.conversation is not None:
+        items = load_conversation(context, storage.conversation).items
+    return [item for item in items if item["type"] != TRIGGER]
 
 
 def keep_response(

@@ -9,13 +9,13 @@ from parley.dialects.json_answer import json_answer
 from parley.dialects.openai import object_lists
 from parley.dialects.openai.metadata import read_metadata
 from parley.dialects.openai.responses import stored
-from parley.dialects.openai.responses.items import read_item_type
+from parley.dialects.openai.responses.items import TRIGGER, read_item_type
 from parley.dialects.openai.responses.response_rules import LENIENT
 from parley.dialects.openai.responses.stored import Item, StoredConversation
 from parley.dialects.records import StreamReplay
 from parley.dialects.reply import Answer
 from parley.dialects.request_context import RequestContext
-from parley.errors import BadRequest, UnknownRecord, Unsupported, excerpt
+from parley.errors import BadRequest, InvalidValue, UnknownRecord, Unsupported, excerpt
 
 MAX_ADDED_ITEMS = 20
 
@@ -159,7 +159,10 @@ def _find_item(record: StoredConversation, context: RequestContext) -> Item:
 def _read_added_items(fields: Fields, context: RequestContext) -> list[Item]:
     """Return the items of ``items`` as they are stored. Raises BadRequest."""
     for item in fields.objects("items", cap=MAX_ADDED_ITEMS):
-        read_item_type(item, LENIENT)
+        if read_item_type(item, LENIENT) == TRIGGER:
+            reason = "It asks a response for a summary, so only the input of a response may have it."
+            path = item.member_path("type")
+            raise InvalidValue(f"Invalid value for '{path}': '{TRIGGER}'. {reason}", field=path)
     return stored.with_ids(fields.array("items", cap=MAX_ADDED_ITEMS), context.unique_id)
 
 
