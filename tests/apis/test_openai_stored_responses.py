@@ -180,6 +180,28 @@ async def test_compaction_stands_for_the_conversation(serve):
     assert (await server.post("/v1/responses/compact", {"input": "a"})).error["param"] == "model"
 
 
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_compaction_does_not_bring_back_what_a_summary_replaced(serve, is_stored):
+    prompts: list[list[int]] = []
+
+    def reply(work: EngineRequest, index: int) -> list[int]:
+        prompts.append(work.token_ids)
+        return [70, 71, 72]
+
+    server = await serve(reply=reply)
+    apple = {"role": "user", "content": "apple"}
+    summarized = await create(server, input=[apple, {"type": "compaction_trigger"}])
+    earlier = {"previous_response_id": summarized["id"]} if is_stored else {}
+    banana = {"role": "user", "content": "banana"}
+    items = [banana] if is_stored else [apple, *summarized["output"], banana]
+    answer = await server.post("/v1/responses/compact", {"model": "tiny", "input": items} | earlier)
+    prompt = (await server.post("/detokenize", {"tokens": prompts[-1]})).json["prompt"]
+    assert "apple" not in prompt and "Summary of the conversation so far" in prompt
+    assert "banana\n\nSummarize the conversation" in prompt
+    kept, compaction = answer.json["output"]
+    assert kept["content"][0]["text"] == "banana" and compaction["type"] == "compaction"
+
+
 async def test_no_tenant_finds_the_responses_of_another(serve):
     server = await serve(api_keys=KEYS, tick=0.01)
     response = await create(server, OWNER, background=True, max_output_tokens=2000)

@@ -688,6 +688,13 @@ def test_responses_summary_stands_for_all_items_before_it():
         assert body.request.prompts[0].messages == [
             Message("system", "d"), Message("user", f"{heading}They met.\n\nb"),
         ]  # fmt: skip
+    late_output = {"type": "function_call_output", "call_id": "c", "output": "r"}
+    shell_call = {"type": "local_shell_call", "id": "s", "call_id": "c", "action": {"type": "exec", "command": ["ls"]}}
+    shell_output = {"type": "local_shell_call_output", "id": "s", "output": "r"}
+    for call_item, output in ((early[2], late_output), (shell_call, shell_output)):
+        assert messages_of(call_item, output)[1].content == "r"
+        orphan = refusal(input=[call_item, compaction(b"\x1eThey met."), output])
+        assert "No tool call found" in orphan.message and orphan.field == "input"
     # The older form, of /v1/responses/compact, stands after messages of the user that are kept.
     kept = messages_of({"role": "user", "content": "a"}, compaction(b"They met."))
     assert kept == [Message("user", f"a\n\n{heading}They met.")]

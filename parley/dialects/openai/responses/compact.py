@@ -20,7 +20,7 @@ from parley.dialects.openai.responses.response_rules import LENIENT, ResponsesRu
 from parley.dialects.reply import UnstreamedReply
 from parley.dialects.request_context import RequestContext
 from parley.dialects.summary_request import SUMMARY_REQUEST
-from parley.types import ChoiceDelta, Event, Message, Request, StopConditions, Usage
+from parley.types import ChoiceDelta, Event, Request, StopConditions, SummarizeContext, Usage
 
 MAX_SUMMARY_TOKENS = 4096
 
@@ -41,15 +41,15 @@ class CompactReply(UnstreamedReply):
         body.string("prompt_cache_key", None, cap=MAX_LABEL)
         storage = members.read_storage(body, context)
         response_input = read_response_input(body, context, rules, storage)
-        messages = [*response_input.chat.messages, Message("user", SUMMARY_REQUEST)]
         room = max(1, context.context_length // 4) if context.context_length else MAX_SUMMARY_TOKENS
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
-            prompts=[msgspec.structs.replace(response_input.chat, messages=messages, tools=[], tool_choice="auto")],
+            prompts=[msgspec.structs.replace(response_input.chat, edits=[SummarizeContext(0, SUMMARY_REQUEST)])],
             stop_conditions=StopConditions(max_tokens=min(MAX_SUMMARY_TOKENS, room), reserved_tokens=1),
         )
-        self._context, self._items, self._texts = context, response_input.all_items, list[str]()
+        self._context, self._texts = context, list[str]()
+        self._items = response_input.all_items[response_input.covered_items :]  # those before are in an earlier summary
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Collect the text of the summary."""

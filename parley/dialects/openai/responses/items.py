@@ -44,12 +44,14 @@ UNSERVED_ITEMS = frozenset(
 
 class ConversationReader:
     """Reads items one after another. ``messages``: the conversation; ``added_tools``: tools that items declare;
-    ``summarizes``: the last item asks for a summary."""
+    ``summarizes``: the last item asks for a summary. ``covered_items``: how many of the items read so far a summary
+    stands for, with its own item."""
 
     def __init__(self, rules: ResponsesRules, context: RequestContext):
         self.messages: list[Message] = []
         self.added_tools: list[Fields] = []
         self.summarizes = False
+        self.covered_items = self._item_count = 0
         self._rules, self._context = rules, context
         self._limits = context.media_limits
         self._content_reader = ContentReader(rules, MediaReader(context.media_limits), context)
@@ -77,6 +79,7 @@ class ConversationReader:
             if self.summarizes and kind != "compaction":  # clients send earlier ones with their answers
                 raise conversation_error(f"An item of type '{TRIGGER}' must be the last one.")
             self.summarizes = False
+            self._item_count += 1
             reader = ITEM_READERS.get(kind)
             if reader is not None:
                 reader(self, item)
@@ -210,10 +213,14 @@ class ConversationReader:
         self._append_message("user", InterleavedText(summary_text(summary.removeprefix(COVERS_ALL)), []))
 
     def _drop_turns(self) -> None:
-        """Forget all but the instructions at the beginning, which a summary does not stand for."""
+        """Forget all but the instructions at the beginning, which a summary does not stand for. Outputs of the calls
+        would have no call in the conversation, so they are unknown from now."""
         self._end_turn()
+        self.covered_items = self._item_count
         self.messages = self.messages[:1] if self.messages and self.messages[0].role == "system" else []
         self._unanswered.clear()
+        self._call_ids.clear()
+        self._item_calls.clear()
 
     def _read_compaction_trigger(self, item: Fields) -> None:
         self.summarizes = True

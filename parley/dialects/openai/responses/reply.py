@@ -60,6 +60,7 @@ class ResponseInput(msgspec.Struct, frozen=True):
     """The input of a body: the conversation, with all its items as they are stored, and the tools.
 
     ``new_items``: those of ``all_items`` that the body brought. ``summarizes``: they ask for a summary.
+    ``covered_items``: how many of ``all_items`` a summary among them stands for, with its own item.
     """
 
     chat: ChatPrompt
@@ -67,6 +68,7 @@ class ResponseInput(msgspec.Struct, frozen=True):
     all_items: list[stored.Item]
     new_items: list[stored.Item]
     summarizes: bool
+    covered_items: int
 
 
 def read_response_input(
@@ -94,7 +96,8 @@ def read_response_input(
         options=read_template_options(body),
     )
     listed_items = stored.with_ids(new_items, context.unique_id)
-    return ResponseInput(chat, tool_members, [*earlier, *listed_items], listed_items, reader.summarizes)
+    all_items = [*earlier, *listed_items]
+    return ResponseInput(chat, tool_members, all_items, listed_items, reader.summarizes, reader.covered_items)
 
 
 def read_token_count(body: bytes, context: RequestContext, rules: ResponsesRules = LENIENT) -> TokenizeRequest:
@@ -304,7 +307,7 @@ class ResponsesReply(Reply):
 
     def _keep_response(self, response: dict[str, Any]) -> None:
         """Keep the response, and add one that has ended to its conversation. If the store fails, or the response is too
-        large for it, output that is there is answered nevertheless, as not stored. Raises NotReady, Invalid before
+        large for it, output that is there is answered nevertheless, as not stored. Raises NotReady, InvalidValue before
         that."""
         records = self._context.records
         if not self._storage.is_stored or records.are_inlined:
