@@ -6,10 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from parley.errors import ParleyError
+from parley.errors import InvalidValue, ParleyError
 
 SILENT_SECONDS = 90.0  # seconds without a touch until the server that ran a background request counts as ended
 RecordChange = Callable[[bytes], tuple[bytes, Sequence[str]]]  # a record's data -> new data and parts
+
+
+class RecordTooLarge(InvalidValue):
+    """A change would make a record too large to be kept."""
+
+    def __init__(self) -> None:
+        super().__init__("The object would be larger than the server's store.")
 
 
 class TenantRecords(Protocol):
@@ -33,7 +40,7 @@ class TenantRecords(Protocol):
 
     def update_record(self, name: str, change: RecordChange) -> bool:
         """Replace a record by the result of ``change``; nothing else changes it meanwhile. Return whether the record
-        exists. Exceptions of ``change`` leave the record as it is, and are raised."""
+        exists. Raises RecordTooLarge, and the exceptions of ``change``; both leave the record as it is."""
 
     @property
     def largest_record(self) -> int:

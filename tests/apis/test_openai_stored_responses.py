@@ -168,6 +168,27 @@ async def test_conversations_collect_the_items_of_their_responses(serve):
     assert (await server.post("/v1/responses", both)).error["code"] == "mutually_exclusive_parameters"
 
 
+@pytest.mark.parametrize("in_file", [False, True])
+async def test_a_conversation_that_is_larger_than_the_store_is_refused(serve, tmp_path, in_file):
+    members = {"response_store_file": str(tmp_path / "responses.db")} if in_file else {}
+    server = await serve(response_store=3500, **members)
+    long = [{"role": "user", "content": "a" * 3500}]
+    path = f"/v1/conversations/{(await create_conversation(server))['id']}"
+    for place, name, value in (
+        ("/v1/conversations", "items", long),
+        (f"{path}/items", "items", long),
+        (path, "metadata", {f"k{number}": "v" * 500 for number in range(16)}),
+    ):
+        refused = await server.post(place, {name: value})
+        assert (refused.status, refused.error["param"]) == (400, name), refused.body
+        assert refused.error["message"] == "The conversation would be larger than the server's store."
+    assert (await server.get(f"{path}/items")).json["data"] == []
+    response = await create(server, input=long, conversation=path.split("/")[-1])
+    assert response["output"] and response["store"] is False
+    assert (await server.post(f"{path}/items", {"items": [{"role": "user", "content": "b"}]})).status == 200
+    assert len((await server.get(f"{path}/items")).json["data"]) == 1
+
+
 async def test_compaction_stands_for_the_conversation(serve):
     server = await serve()
     body = {"model": "tiny", "input": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}

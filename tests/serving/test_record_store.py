@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from parley.dialects.records import RecordTooLarge
 from parley.errors import NotReady
 from parley.serving.records.memory_records import MemoryRecordStore
 from parley.serving.records.open_store import AnyRecordStore
@@ -227,6 +228,17 @@ def test_a_change_that_fails_leaves_the_record(open_store):
     assert store.find_record("t", "a") == b"1"
     store.save_record("t", "a", b"2")
     assert store.find_record("t", "a") == b"2"
+
+
+def test_a_change_that_makes_a_record_too_large_leaves_it(open_store):
+    store = open_store()
+    store.save_record("t", "a", b"1", ["p"])
+    for change in (b"x" * store.size, []), (b"2", ["q"] * store.size):
+        with pytest.raises(RecordTooLarge):
+            store.update_record("t", "a", lambda data, change=change: change)
+        assert store.find_record("t", "a") == store.find_part("t", "p") == b"1"
+    assert store.update_record("t", "a", lambda data: (data + b"2", []))
+    assert store.find_record("t", "a") == b"12"
 
 
 def test_says_that_a_locked_file_cannot_be_used_now(tmp_path, monkeypatch):

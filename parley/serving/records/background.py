@@ -208,7 +208,7 @@ class RecordsOfTenant:
         return self._store.save_record(self._tenant, name, data, parts)
 
     def update_record(self, name: str, change: RecordChange) -> bool:
-        """Replace a record by the result of ``change``. Return whether the record exists."""
+        """Replace a record by the result of ``change``. Return whether the record exists. Raises RecordTooLarge."""
         return self._store.update_record(self._tenant, name, change)
 
     def find_record(self, name: str) -> bytes | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from parley.dialects.records import RecordChange
+from parley.dialects.records import RecordChange, RecordTooLarge
 from parley.serving.records.record_store import PART_OVERHEAD, RECORD_OVERHEAD
 
 RecordKey = tuple[str, str]  # tenant, and name
@@ -48,11 +48,11 @@ class MemoryRecordStore:
             return self._write_record(tenant, name, data, parts)
 
     def update_record(self, tenant: str, name: str, change: RecordChange) -> bool:
-        """Replace a record by the result of ``change``. Return whether the record exists."""
+        """Replace a record by the result of ``change``. Return whether the record exists. Raises RecordTooLarge."""
         with self._lock:
             data = self._find_record(tenant, name)
-            if data is not None:
-                self._write_record(tenant, name, *change(data))
+            if data is not None and not self._write_record(tenant, name, *change(data)):
+                raise RecordTooLarge
         return data is not None
 
     def find_record(self, tenant: str, name: str) -> bytes | None:

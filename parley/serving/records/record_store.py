@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from parley.dialects.records import RecordChange
+from parley.dialects.records import RecordChange, RecordTooLarge
 from parley.errors import NotReady
 from parley.serving.file_faults import describe_fault, fault_reason
 from parley.serving.lasting_fault import LastingFault
@@ -84,12 +84,12 @@ class RecordStore:
         return is_kept
 
     def update_record(self, tenant: str, name: str, change: RecordChange) -> bool:
-        """Replace a record by the result of ``change``. Return whether the record exists."""
+        """Replace a record by the result of ``change``. Return whether the record exists. Raises RecordTooLarge."""
         with self._use_database() as database:
             database.execute("BEGIN IMMEDIATE")  # other processes wait, so that none changes the record meanwhile
             data = self._select_records(BY_NAME, tenant, name)
-            if data is not None:
-                self._write_record(tenant, name, *change(data))
+            if data is not None and not self._write_record(tenant, name, *change(data)):
+                raise RecordTooLarge
         if data is not None:
             self._fault.report_end()
         return data is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import msgspec
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.responses.items import TRIGGER, unknown_item_error
 from parley.dialects.openai.responses.members import StorageMembers
-from parley.dialects.records import SILENT_SECONDS, TenantRecords
+from parley.dialects.records import SILENT_SECONDS, RecordTooLarge, TenantRecords
 from parley.dialects.request_context import RequestContext
 from parley.errors import InvalidValue, UnknownRecord, excerpt
 
@@ -64,9 +63,9 @@ class StoredConversation(msgspec.Struct):
     conversation: dict[str, Any]
     items: list[Item]
 
-    def keep(self, records: TenantRecords) -> None:
-        """Keep the record."""
-        records.save_record(self.conversation["id"], encode_json(self), part_names(self.items))
+    def keep(self, records: TenantRecords) -> bool:
+        """Keep the record. Return False if it is too large to be kept."""
+        return records.save_record(self.conversation["id"], encode_json(self), part_names(self.items))
 
 
 def find_response(context: RequestContext, response_id: str) -> StoredResponse | None:
@@ -107,11 +106,12 @@ def earlier_items(context: RequestContext, storage: StorageMembers) -> list[Item
 def keep_response(
     context: RequestContext, record: StoredResponse, new_items: Sequence[Item], conversation: str | None
 ) -> bool:
-    """Keep a response, and add one that has ended to its conversation. Return whether the response is kept; one that is
-    too large is not. Raises NotReady."""
+    """Keep a response, and add one that has ended to its conversation. Return whether the response is kept, and in its
+    conversation; what is too large is not. Raises NotReady."""
     is_kept = record.keep(context.records, new_items)
     if conversation is not None and not record.is_running:
-        add_to_conversation(context, conversation, [*new_items, *record.response["output"]])
+        is_added = add_to_conversation(context, conversation, [*new_items, *record.response["output"]])
+        is_kept = is_kept and is_added
     return is_kept
 
 
@@ -137,10 +137,13 @@ def load_conversation(context: RequestContext, conversation_id: str) -> StoredCo
 
 
 def change_conversation(
-    context: RequestContext, conversation_id: str, change: Callable[[StoredConversation], None]
+    context: RequestContext,
+    conversation_id: str,
+    change: Callable[[StoredConversation], None],
+    field: str | None = None,
 ) -> StoredConversation:
-    """Change a stored conversation; several clients may do so at a time. Raises UnknownRecord, and the errors of
-    ``change``."""
+    """Change a stored conversation; several clients may do so at a time. Raises UnknownRecord, the errors of
+    ``change``, and InvalidValue if it would be too large because of ``field``."""
     record = load_conversation(context, conversation_id)
 
     def change_record(data: bytes) -> tuple[bytes, list[str]]:
@@ -149,15 +152,29 @@ def change_conversation(
         change(record)
         return encode_json(record), part_names(record.items)
 
-    if not context.records.update_record(conversation_id, change_record):
+    try:
+        is_known = context.records.update_record(conversation_id, change_record)
+    except RecordTooLarge:
+        raise conversation_size_error(field) from None
+    if not is_known:
         raise _unknown_conversation(conversation_id)
     return record
 
 
-def add_to_conversation(context: RequestContext, conversation_id: str, items: Sequence[Item]) -> None:
-    """Add items to a conversation, unless it was deleted meanwhile."""
-    with contextlib.suppress(UnknownRecord):
+def add_to_conversation(context: RequestContext, conversation_id: str, items: Sequence[Item]) -> bool:
+    """Add items to a conversation, unless it was deleted meanwhile. Return False if it would be too large."""
+    try:
         change_conversation(context, conversation_id, lambda record: record.items.extend(items))
+    except InvalidValue:
+        return False
+    except UnknownRecord:
+        pass
+    return True
+
+
+def conversation_size_error(field: str | None) -> InvalidValue:
+    """Return the refusal of a conversation that is too large to be kept. ``field``: that makes it so."""
+    return InvalidValue("The conversation would be larger than the server's store.", field=field)
 
 
 def _unknown_conversation(conversation_id: str) -> UnknownRecord:

@@ -84,7 +84,8 @@ def create_conversation(body: bytes, context: RequestContext) -> Answer:
         "metadata": read_metadata(fields),
     }
     record = StoredConversation(conversation, _read_added_items(fields, context))
-    record.keep(context.records)
+    if not record.keep(context.records):
+        raise stored.conversation_size_error("items")
     return json_answer(conversation)
 
 
@@ -101,7 +102,9 @@ def update_conversation(body: bytes, context: RequestContext) -> Answer:
         raise fields.missing_member("metadata")
     metadata = read_metadata(fields)
     return json_answer(
-        _change_conversation(context, lambda record: record.conversation.update(metadata=metadata)).conversation
+        _change_conversation(
+            context, lambda record: record.conversation.update(metadata=metadata), "metadata"
+        ).conversation
     )
 
 
@@ -119,7 +122,7 @@ def add_items(body: bytes, context: RequestContext) -> Answer:
     if not fields.has_value("items"):
         raise fields.missing_member("items")
     added = _read_added_items(fields, context)
-    _change_conversation(context, lambda record: record.items.extend(added))
+    _change_conversation(context, lambda record: record.items.extend(added), "items")
     return json_answer(object_lists.list_object(added, has_more=False))
 
 
@@ -144,8 +147,10 @@ def _load_conversation(context: RequestContext) -> StoredConversation:
     return stored.load_conversation(context, context.path_parts["id"])
 
 
-def _change_conversation(context: RequestContext, change: Callable[[StoredConversation], None]) -> StoredConversation:
-    return stored.change_conversation(context, context.path_parts["id"], change)
+def _change_conversation(
+    context: RequestContext, change: Callable[[StoredConversation], None], field: str | None = None
+) -> StoredConversation:
+    return stored.change_conversation(context, context.path_parts["id"], change, field)
 
 
 def _find_item(record: StoredConversation, context: RequestContext) -> Item:
