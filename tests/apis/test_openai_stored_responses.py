@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from support.http_client import Answer, RunningServer
 
+from parley.dialects.json_answer import encode_json
+from parley.dialects.openai.responses.stored import StoredResponse
+from parley.serving.records.record_store import RECORD_OVERHEAD
 from parley.types import EngineRequest
 
 OWNER, OTHER = {"authorization": "Bearer sk-one-key-0123456789"}, {"authorization": "Bearer sk-two-key-0123456789"}
@@ -248,6 +251,26 @@ async def test_background_answers_at_once_and_ends_without_its_client(serve):
     assert "stream=true" in (await server.get(f"{path}?stream=true")).error["message"]
     whole = await create(server)
     assert "synchronous" in (await server.post(f"/v1/responses/{whole['id']}/cancel")).error["message"]
+
+
+async def test_background_response_that_grows_larger_than_the_store_has_ended(serve):
+    async def run(store_size: int) -> tuple[dict[str, Any], Answer, RunningServer]:
+        server = await serve(response_store=store_size, reply=lambda work, index: [70] * 900)
+        items = [{"id": "a/b", "role": "user", "content": "Hello"}]  # an id with a slash is no part of the record
+        queued = await create(server, input=items, background=True, max_output_tokens=900)
+        await server.wait_until_idle()
+        return queued, await server.get(f"/v1/responses/{queued['id']}"), server
+
+    queued, found, server = await run(100_000)
+    assert found.json["status"] == "incomplete" and found.json["output"]
+    items = (await server.get(f"/v1/responses/{queued['id']}/input_items")).json["data"]
+    least_size = len(encode_json(StoredResponse(queued, items))) + RECORD_OVERHEAD
+    queued, found, server = await run(least_size + 500)
+    assert (found.json["status"], found.json["output"]) == ("failed", [])
+    assert found.json["error"]["message"] == "The response is larger than the server's store of responses."
+    assert found.json["id"] == queued["id"] and found.json["incomplete_details"] is None
+    assert (await server.get(f"/v1/responses/{queued['id']}/input_items")).json["data"]
+    assert (await run(least_size))[1].status == 404  # there is not even room for the failure
 
 
 async def test_background_stream_goes_on_at_any_event(serve):

@@ -31,6 +31,7 @@ STATUS_KINDS = frozenset(  # items that are listed with a status
 )  # fmt: skip
 SLASH = "/"
 LOST = {"code": "server_error", "message": "The server that ran this response has ended."}
+TOO_LARGE = {"code": "server_error", "message": "The response is larger than the server's store of responses."}
 
 
 def part_names(items: Sequence[Item]) -> list[str]:
@@ -109,10 +110,21 @@ def keep_response(
     """Keep a response, and add one that has ended to its conversation. Return whether the response is kept, and in its
     conversation; what is too large is not. Raises NotReady."""
     is_kept = record.keep(context.records, new_items)
+    if not is_kept and record.response.get("background") and not record.is_running:
+        _keep_failed(context, record)
     if conversation is not None and not record.is_running:
         is_added = add_to_conversation(context, conversation, [*new_items, *record.response["output"]])
         is_kept = is_kept and is_added
     return is_kept
+
+
+def _keep_failed(context: RequestContext, record: StoredResponse) -> None:
+    """Keep that a background response is too large to be kept, as its record says that it runs. If there is no room for
+    that either, the response is unknown from now, like those that a full store drops."""
+    failed: dict[str, Any] = {"status": "failed", "output": [], "error": record.response.get("error") or TOO_LARGE}
+    failed |= {"incomplete_details": None, "completed_at": None}
+    if not StoredResponse(record.response | failed, record.input).keep(context.records, ()):
+        context.records.delete_record(record.response["id"])
 
 
 def load_previous(context: RequestContext, response_id: str) -> list[Item]:
