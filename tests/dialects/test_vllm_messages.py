@@ -95,6 +95,7 @@ def test_vllm_message_ignores_members_that_the_original_does_not_know():
     members: dict[str, Any] = {
         "container": "c", "mcp_servers": [{"type": "url", "url": "http://a", "name": "a"}], "service_tier": "x",
         "thread": {"id": "t"}, "context_management": {"edits": [{"type": "clear_thinking_20251015"}]}, "speed": 5,
+        "compaction": 5,
     }  # fmt: skip
     assert read(**members).request == read().request
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}

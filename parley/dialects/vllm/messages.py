@@ -71,7 +71,7 @@ TEXT_DELTA = (
 )
 SHAPE_ERRORS = (MalformedBody, MissingField, WrongType)
 # Members of Anthropic's API that the original does not know and so does not read.
-UNREAD_MEMBERS = {*OTHER_MEMBERS, "context_management", "speed"}
+UNREAD_MEMBERS = {*OTHER_MEMBERS, "compaction", "context_management", "speed"}
 
 
 def messages_error(error: ParleyError) -> Answer:
