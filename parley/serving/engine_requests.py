@@ -53,6 +53,7 @@ from parley.types import (
     ProcessedMedia,
     Prompt,
     Request,
+    SummarizeContext,
     Tenant,
     TokensPrompt,
 )
@@ -250,12 +251,14 @@ def _prepare_prompt(
         counted_tokens=request.counted_tokens,
         pooling=request.pooling,
     )
-    if isinstance(prompt, ChatPrompt) and prompt.edits:
-        # Before its edits it may be of any length.
-        edited = prepare_edited(prompt, items, lambda chat, kept_items: prepare(chat, media=kept_items))
+    edits = prompt.edits if isinstance(prompt, ChatPrompt) else []
+    # What is truncated or cleared may be of any length before that. The question for a summary shortens nothing.
+    may_shorten = (keeps_tokens and not items) or not all(isinstance(edit, SummarizeContext) for edit in edits)
+    early_limit = None if may_shorten else context_length
+    if isinstance(prompt, ChatPrompt) and edits:
+        edited = prepare_edited(prompt, items, lambda chat, kept_items: prepare(chat, early_limit, media=kept_items))
         prepared = replace(edited.prepared, applied_edits=edited.applied)
     else:
-        early_limit = context_length if not keeps_tokens or items else None  # with truncation there is none
         prepared = prepare(prompt, early_limit, media=items)
     if items:
         check_prompt_is_whole(request, len(prepared.token_ids))

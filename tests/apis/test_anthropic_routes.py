@@ -96,6 +96,16 @@ async def test_anthropic_cuts_the_answer_to_the_room_in_the_context(serve):
     assert answer.json["stop_reason"] == "model_context_window_exceeded"
 
 
+async def test_a_request_for_a_summary_has_the_limits_of_its_prompt(serve):
+    server = await serve()
+    body = TALK | {"messages": [{"role": "user", "content": "many words " * 40_000}]}
+    plain = await post(server, "/v1/messages", body)
+    summary = await post(server, "/v1/messages", body | {"compaction": {"type": "summarize"}})
+    assert summary.status == plain.status == 400
+    # Tokens are not counted to the end of a text that is far too long.
+    assert summary.error["message"] == plain.error["message"] != ""
+
+
 def tool_talk(uses: int, words: int = 30) -> list[dict]:
     """Return a conversation with this many calls and their results."""
     turns: list[dict] = [{"role": "user", "content": "Go"}]

@@ -361,8 +361,11 @@ def test_anthropic_reads_edits_of_the_context():
         "clear_at_least": {"type": "input_tokens", "value": 500},
         "exclude_tools": ["f", "g"],
     }
-    assert edits(TOOL_EDIT | options | {"clear_tool_inputs": True}, TOOL_EDIT | {"clear_tool_inputs": ["g"]}) == [
-        ClearToolUses("tool_uses", 7, 0, 500, ["f", "g"], True),
+    assert edits(TOOL_EDIT | options | {"clear_tool_inputs": True}) == [
+        ClearToolUses("tool_uses", 7, 0, 500, ["f", "g"], True)
+    ]
+    assert edits(THINKING_EDIT, TOOL_EDIT | {"clear_tool_inputs": ["g"]}) == [
+        ClearReasoning(1),
         ClearToolUses("tokens", 100_000, 3, cleared_inputs=["g"]),
     ]
     nulls = dict.fromkeys(("clear_at_least", "exclude_tools", "clear_tool_inputs"))
@@ -399,6 +402,12 @@ def test_anthropic_refuses_wrong_edits(edit: dict[str, Any], sentence: str):
     for rules in (LENIENT_ANTHROPIC_RULES, STRICT_ANTHROPIC_RULES):
         members = {"context_management": {"edits": [edit]}, "thinking": {"type": "adaptive"}}
         assert refusal(rules, **members) == f"context_management.edits.{sentence}"
+
+
+@pytest.mark.parametrize("edit", [TOOL_EDIT, THINKING_EDIT | {"keep": "all"}, {"type": "compact_20260112"}])
+def test_anthropic_refuses_a_type_of_edit_that_occurs_twice(edit: dict[str, Any]):
+    sentence = refusal(context_management={"edits": [edit, edit]})
+    assert sentence == f"context_management.edits.1.type: '{edit['type']}' may occur only once"
 
 
 def test_anthropic_strict_has_the_rules_of_the_original_for_edits():

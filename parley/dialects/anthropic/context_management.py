@@ -63,11 +63,17 @@ def _applied_object(applied: AppliedEdit) -> dict[str, Any]:
 def _read_edits(
     management: Fields, rules: AnthropicRules, context_length: int, *, thinks: bool
 ) -> Iterator[ContextEdit]:
+    seen_kinds: set[str] = set()
     for number, edit in enumerate(management.objects("edits", cap=MAX_EDITS)):
         kind = edit.string("type", None, allowed=tuple(EDIT_MEMBERS))
         if kind is None:
             raise edit.missing_member("type")
         check_member_names(edit, EDIT_MEMBERS[kind], rules, kind)
+        if kind in seen_kinds:  # each edit may tokenize the whole conversation again
+            raise InvalidValue(
+                f"{dotted_path(edit.member_path('type'))}: '{kind}' may occur only once", field=edit.member_path("type")
+            )
+        seen_kinds.add(kind)
         if kind == CLEAR_TOOL_USES:
             yield _read_tool_edit(edit, rules)
         elif kind == CLEAR_THINKING:
@@ -99,10 +105,8 @@ def _read_tool_edit(edit: Fields, rules: AnthropicRules) -> ClearToolUses:
 def _read_summary_edit(edit: Fields, rules: AnthropicRules, context_length: int) -> SummarizeContext | None:
     """Return the edit; None if no prompt is as long as its trigger."""
     trigger = _read_amount(edit, "trigger", rules, COMPACT_TRIGGER, ("input_tokens",), least=1)
-    instructions, pauses = (
-        edit.string("instructions", "", cap=MAX_INSTRUCTIONS),
-        edit.boolean("pause_after_compaction", False),
-    )
+    instructions = edit.string("instructions", "", cap=MAX_INSTRUCTIONS)
+    pauses = edit.boolean("pause_after_compaction", False)
     if 0 < context_length <= trigger:
         return None
     if not pauses:
