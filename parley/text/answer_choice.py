@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from parley.text.context_edits import asks_for_summary
 from parley.text.media_prompt import count_media_tokens
 from parley.text.parsing.harmony_parser import HarmonyParser, make_output_parser
 from parley.text.parsing.markup import UNMARKED
@@ -72,7 +73,9 @@ class AnswerChoice:
         self._call_complete = False  # the single call allowed is complete: drop all further text
         keep = tokenizer.special_ids_in(markup.all_marks) if markup else ()
         self._detokenizer = Detokenizer(tokenizer, prepared.token_ids, options.skip_special, keep)
-        if stops is None and request.stop_conditions.strings:
+        if asks_for_summary(prepared.applied_edits):
+            stops = None  # stop strings are for the answer, and would cut off a summary that stands for all before it
+        elif stops is None and request.stop_conditions.strings:
             stops = StopAutomaton(request.stop_conditions.strings)
         self._scanner = StopScanner(stops, request.stop_conditions.include_in_output) if stops is not None else None
         self._repeats = (

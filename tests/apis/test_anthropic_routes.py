@@ -106,6 +106,18 @@ async def test_a_request_for_a_summary_has_the_limits_of_its_prompt(serve):
     assert summary.error["message"] == plain.error["message"] != ""
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_sequences_end_answers_but_no_summaries(serve, stream):
+    server = await serve(reply=lambda work, index: [70, 71, 72])
+    whole = (await server.post("/detokenize", {"tokens": [70, 71, 72]})).json["prompt"]
+    edit = {"type": "compact_20260112", "pause_after_compaction": True, "trigger": {"type": "input_tokens", "value": 1}}
+    body = TALK | {"max_tokens": 9, "stop_sequences": [whole[1]], "stream": stream}
+    answer = await post(server, "/v1/messages", body)
+    assert b'"stop_reason":"stop_sequence"' in answer.body and whole.encode() not in answer.body
+    summary = await post(server, "/v1/messages", body | {"context_management": {"edits": [edit]}})
+    assert b'"stop_reason":"compaction"' in summary.body and b'"content":"%b"' % whole.encode() in summary.body
+
+
 def tool_talk(uses: int, words: int = 30) -> list[dict]:
     """Return a conversation with this many calls and their results."""
     turns: list[dict] = [{"role": "user", "content": "Go"}]

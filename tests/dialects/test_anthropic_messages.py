@@ -535,6 +535,10 @@ def test_anthropic_writes_a_summary_as_a_block():
     reply.add_events([*events[:-1], done("length")])
     answer = json.loads(reply.render_body(USAGE))
     assert (answer["content"], answer["stop_reason"]) == ([{"type": "compaction", "content": None}], "max_tokens")
+    for cut in (done("repetition"), done("cancel"), done("error"), done("stop", "m")):
+        reply = read(compaction={"type": "summarize"})
+        reply.add_events([*events[:-1], cut])
+        assert json.loads(reply.render_body(USAGE))["content"] == [{"type": "compaction", "content": None}]
     edited = read(context_management={"edits": [{"type": "compact_20260112"}]})
     edited.add_events(events)
     assert json.loads(edited.render_body(USAGE))["context_management"] == {"applied_edits": []}

@@ -298,7 +298,8 @@ class MessagesReply(Reply):
         """Return the summary as a block. One that was cut off stands for nothing."""
         assert self._summary is not None and self._done is not None
         text = "".join(self._summary).strip()
-        if not text or self._done.reason == "length":
+        is_whole = self._done.reason == "stop" and self._done.stop is None
+        if not text or not is_whole:
             return {"type": "compaction", "content": None}
         return {"type": "compaction", "content": text, "signature": self._context.seal_reasoning(text.encode())}
 
