@@ -105,14 +105,21 @@ def clear_tool_uses(messages: list[Message], edit: ClearToolUses, tokens: int) -
     if (tokens if edit.trigger == "tokens" else len(uses)) <= edit.threshold:
         return messages, 0
     old_uses = uses[: max(0, len(uses) - edit.kept_uses)]
-    cleared_uses = [use for use in old_uses if use.name not in edit.excluded_tools]
+    excluded_tools = set(edit.excluded_tools)
+    cleared_uses = [use for use in old_uses if use.name not in excluded_tools]
+    cleared_inputs = set() if isinstance(edit.cleared_inputs, bool) else set(edit.cleared_inputs)
     edited = list(messages)
+    emptied_calls: dict[int, set[int]] = {}  # by message, which may have very many calls
     for use in cleared_uses:
         edited[use.result] = replace(messages[use.result], content=CLEARED_RESULT, media=[])
-        if edit.cleared_inputs is True or (edit.cleared_inputs and use.name in edit.cleared_inputs):
-            calls = list(edited[use.message].tool_calls)
-            calls[use.call] = replace(calls[use.call], arguments=NO_ARGUMENTS)
-            edited[use.message] = replace(edited[use.message], tool_calls=calls)
+        if edit.cleared_inputs is True or use.name in cleared_inputs:
+            emptied_calls.setdefault(use.message, set()).add(use.call)
+    for number, emptied in emptied_calls.items():
+        calls = [
+            replace(call, arguments=NO_ARGUMENTS) if index in emptied else call
+            for index, call in enumerate(messages[number].tool_calls)
+        ]
+        edited[number] = replace(messages[number], tool_calls=calls)
     return list(_without_result_media(edited, {use.result for use in cleared_uses})), len(cleared_uses)
 
 
@@ -123,7 +130,8 @@ def find_tool_uses(messages: Sequence[Message]) -> list[ToolUse]:
     for number, message in enumerate(messages):
         for index, call in enumerate(message.tool_calls):
             open_calls[call.id] = call.name, number, index
-        if message.role == "tool" and (call_place := open_calls.pop(message.tool_call_id or "", None)) is not None:
+        call_id = message.tool_call_id if message.role == "tool" else None
+        if call_id is not None and (call_place := open_calls.pop(call_id, None)) is not None:
             uses.append(ToolUse(*call_place, result=number))
     return uses
 
@@ -151,12 +159,12 @@ def clear_reasoning(messages: list[Message], edit: ClearReasoning) -> tuple[list
 def _without_result_media(messages: Sequence[Message], cleared_results: set[int]) -> Iterator[Message]:
     """Yield the messages without media of cleared results, which stand in the message after them, and without messages
     that had nothing else."""
-    cleared_by_id: dict[str, bool] = {}
+    cleared_by_id: dict[str | None, bool] = {None: False}  # an id may be ""; the user's own media have none
     for number, message in enumerate(messages):
-        if message.role == "tool":
-            cleared_by_id[message.tool_call_id or ""] = number in cleared_results
-        elif any(cleared_by_id.get(placed.tool_call_id or "") for placed in message.media):
-            kept = [placed for placed in message.media if not cleared_by_id.get(placed.tool_call_id or "")]
+        if message.role == "tool" and message.tool_call_id is not None:
+            cleared_by_id[message.tool_call_id] = number in cleared_results
+        elif any(cleared_by_id.get(placed.tool_call_id) for placed in message.media):
+            kept = [placed for placed in message.media if not cleared_by_id.get(placed.tool_call_id)]
             if kept or message.content:
                 yield replace(message, media=kept)
             continue

@@ -123,6 +123,35 @@ def test_images_of_cleared_results_leave_with_them():
     assert counts == [(2, before - after)] and before - after == 2 * (16 + IMAGE_TOKENS)
 
 
+@pytest.mark.parametrize("call_id", ["", "a"])
+def test_images_of_the_user_stay_whatever_the_ids_of_calls(call_id: str):
+    own, of_result = (
+        PlacedMedia(0, Media("image", EncodedMedia("aGk=", "image/png"), "f"), owner) for owner in (None, call_id)
+    )
+    talk = [
+        Message("assistant", None, tool_calls=[ToolCall(call_id, "f", "{}")]),
+        Message("tool", "r " * 9, tool_call_id=call_id),
+        Message("user", "look", media=[of_result, own]),
+        Message("user", "and here", media=[own]),
+    ]
+    messages, _, _, counts = edited(talk, ClearToolUses("tool_uses", 0, 0))
+    assert [message.media for message in messages] == [[], [], [own], [own]] and counts[0][0] == 1
+
+
+def test_calls_of_one_message_are_emptied_each_for_itself():
+    names = ["f", "g"] * 10_000
+    calls = [ToolCall(str(number), name, '{"a": 1}') for number, name in enumerate(names)]
+    results = [Message("tool", "r " * 9, tool_call_id=call.id) for call in calls]
+    talk = [Message("assistant", "see", tool_calls=calls), *results]
+    messages, *_ = edited(talk, ClearToolUses("tool_uses", 0, 1, excluded_tools=["x"], cleared_inputs=["f"]))
+    assert messages[0].content == "see"
+    assert messages[0].tool_calls == [
+        msgspec.structs.replace(call, arguments="{}") if call.name == "f" else call for call in calls
+    ]
+    assert [message.content for message in messages[-2:]] == [CLEARED_RESULT, "r " * 9]
+    assert all(call.arguments == '{"a": 1}' for call in calls)  # the original is as it was
+
+
 def test_reasoning_of_old_turns_is_cleared_turn_by_turn():
     talk = [
         Message("user", "a"), *use(1, reasoning="first thought"), Message("user", "reminder"), *use(2, reasoning="b c"),
