@@ -8,6 +8,8 @@ import pytest
 from parley.dialects.anthropic import messages
 from parley.dialects.anthropic.api_rules import LENIENT_ANTHROPIC_RULES, STRICT_ANTHROPIC_RULES, AnthropicRules
 from parley.dialects.anthropic.error_answers import anthropic_error_sentence
+from parley.dialects.anthropic.turns import check_order
+from parley.dialects.fields import Fields
 from parley.dialects.reasoning_seal import ReasoningSeal
 from parley.dialects.request_context import RequestContext
 from parley.dialects.summary_request import SUMMARY_REQUEST
@@ -643,6 +645,7 @@ def test_anthropic_strict_refuses_a_schema_for_a_tool_that_clients_run():
 
 COMPACT_EDIT = {"type": "compact_20260112", "pause_after_compaction": True}
 COMPACTED = {"type": "compaction", "content": "They met."}
+CALL = ToolCall("toolu_1", "f", '{"a":"b"}')
 
 
 def test_anthropic_asks_for_a_summary():
@@ -697,8 +700,15 @@ def test_anthropic_summary_stands_for_all_before_it():
             ([user(COMPACTED, text("Go on"))], [after]),
             ([user("a"), assistant(COMPACTED | {"content": None}, text("b")), user("c")],
              [Message("user", "a"), Message("assistant", "b"), Message("user", "c")]),
+            ([user("a"), assistant(USE, COMPACTED), user(RESULT)], [summary]),
+            ([user("a"), assistant(USE, COMPACTED), user(RESULT, text("Go on"))], [after]),
+            ([user("a"), assistant(COMPACTED, USE), user(RESULT)],
+             [summary, Message("assistant", None, tool_calls=[CALL]), Message("tool", "r", tool_call_id="toolu_1")]),
         ):  # fmt: skip
             assert turns(*given, rules=rules) == expected
+    pictures = [user("a"), assistant(USE, COMPACTED), user(RESULT | {"content": [IMAGE]}, IMAGE, text("Go on"))]
+    assert [placed.tool_call_id for turn in turns(*pictures, context=SEES) for placed in turn.media] == [None]
+    assert turns(*pictures[:2], user(RESULT | {"content": [IMAGE]}), context=SEES) == [summary]
     image = user(COMPACTED, IMAGE, text("see"))
     (turn,) = turns(image, context=SEES)
     assert turn.content is not None and turn.content[turn.media[0].position :] == "see"
@@ -713,6 +723,29 @@ def test_anthropic_summary_stands_for_all_before_it():
     assert [message.role for message in system] == ["system", "user"]
 
 
+@pytest.mark.parametrize("rules", [LENIENT_ANTHROPIC_RULES, STRICT_ANTHROPIC_RULES])
+def test_anthropic_summary_that_was_cut_off_means_nothing(rules: AnthropicRules):
+    nothing, result = COMPACTED | {"content": None}, Message("tool", "r", tool_call_id="toolu_1")
+    a, joined, call = Message("user", "a"), Message("user", "a\nb"), Message("assistant", None, tool_calls=[CALL])
+    for given, expected in (
+        ([user("a"), assistant(nothing), user("b")], [joined]),
+        ([user("a"), assistant(nothing), assistant(nothing, nothing), user("b")], [joined]),
+        ([user("a"), assistant(nothing)], [a]),
+        ([user("a"), user(nothing), user("b")], [joined]),
+        ([user("a"), assistant(text("c")), assistant(nothing), user("b")],
+         [a, Message("assistant", "c"), Message("user", "b")]),
+        ([user("a"), assistant(USE), user(RESULT), assistant(nothing), user("b")],
+         [a, call, result, Message("user", "b")]),
+    ):  # fmt: skip
+        assert turns(*given, rules=rules) == expected
+    assert turns(assistant(nothing), user("a")) == [a]
+    for given in ([assistant(nothing)], [user(nothing)]):
+        assert refusal(messages=given) == "messages: at least one message is required"
+    assert refusal(rules, messages=[user("a"), assistant(nothing | {"signature": 5})]).startswith(
+        "messages.1.content.0"
+    )
+
+
 def test_anthropic_strict_checks_the_signature_of_a_summary():
     signed = COMPACTED | {"signature": SEAL.seal("t", b"They met.")}
     altered = signed | {"content": "They fought."}
@@ -720,3 +753,25 @@ def test_anthropic_strict_checks_the_signature_of_a_summary():
     turns(user("a"), assistant(altered), user("b"))
     sentence = refusal(STRICT_ANTHROPIC_RULES, messages=[user("a"), assistant(altered), user("b")])
     assert sentence == "messages.1.content.0: Invalid `signature` in `compaction` block"
+
+
+class CountedId(str):
+    """A call's id that counts how often it is compared with another."""
+
+    comparisons = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        CountedId.comparisons += 1
+        return super().__eq__(other)
+
+
+@pytest.mark.parametrize("between", [[], [text("b")]])
+def test_the_order_of_many_results_is_checked_in_few_steps(between: list[dict[str, Any]]):
+    numbers = range(1000)
+    calls = [USE | {"id": CountedId(number)} for number in numbers]
+    results = [RESULT | {"tool_use_id": CountedId(number)} for number in reversed(numbers)]
+    given = [user("a"), assistant(*between, *calls), user(*results)]
+    CountedId.comparisons = 0
+    check_order([(item["role"], Fields(item, f"messages[{number}]")) for number, item in enumerate(given)])
+    assert CountedId.comparisons < 10 * len(numbers)

@@ -101,13 +101,15 @@ class TurnReader:
         ]
         turns: list[Message] = []
         begins_with_summary = False
-        for role, group in groupby(shown_items, key=lambda pair: pair[0]):
+        for role, group in groupby(join_meaningless(shown_items), key=lambda pair: pair[0]):
             read_turns = self._read_turn(role, [item for _, item in group])
             if self._summary is not None:
                 turns = [Message("user", summary_text(self._summary))]
                 self._summary, begins_with_summary = None, True
             turns += read_turns
-        return join_summary(turns) if begins_with_summary else turns
+        if not turns and all(role != "system" for role, _ in items):
+            raise InvalidValue(NO_MESSAGES, field="messages")
+        return join_summary(list(without_replaced_calls(turns))) if begins_with_summary else turns
 
     def check_media(self, turns: Iterable[Message], limits: dict[MediaKind, int]) -> None:
         """Raise BadMedia if the turns have too many items of a kind."""
@@ -138,10 +140,12 @@ class TurnReader:
         results: list[Message] = []
         images: list[PlacedMedia] = []
         parts: Parts = []
+        had_summary_block = False
         for block in blocks_of(items):
             if isinstance(block, str):
                 parts.append(block)
             elif block.raw_value("type") == "compaction":
+                had_summary_block = True
                 if self._read_summary(block):
                     results, images, parts = [], [], []
             elif self.blocks.read_block_type(block) == "tool_result":
@@ -152,7 +156,7 @@ class TurnReader:
                 parts += self.blocks.read_block(block)
         content = interleave_parts(filter(None, parts), JOINT)
         media = [*images, *content.media]
-        if (results or self._summary is not None) and not content.text and not media:
+        if (results or had_summary_block) and not content.text and not media:
             return results
         return [*results, Message("user", content.text, media=media)]
 
@@ -207,16 +211,18 @@ class TurnReader:
 
     def _read_assistant_turn(self, items: Sequence[Fields]) -> list[Message]:
         turn = AssistantTurn()
+        had_summary_block = False
         for block in blocks_of(items):
             if isinstance(block, str):
                 turn.texts.append(block)
             elif block.raw_value("type") == "compaction":
+                had_summary_block = True
                 turn = AssistantTurn() if self._read_summary(block) else turn
             else:
                 self._read_assistant_block(block, turn)
         texts, thoughts = list(filter(None, turn.texts)), list(filter(None, turn.thoughts))
         if not texts and not thoughts and not turn.calls:
-            return [] if self._summary is not None else [Message("assistant", "")]
+            return [] if had_summary_block else [Message("assistant", "")]
         content = JOINT.join(texts) if texts or not turn.calls else None
         return [Message("assistant", content, None, JOINT.join(thoughts) or None, turn.calls)]
 
@@ -285,6 +291,43 @@ class TurnReader:
         return ToolCall(use_id, name, encode_json(block.free_object("input")).decode())
 
 
+def join_meaningless(items: Iterable[tuple[str, Fields]]) -> Iterator[tuple[str, Fields]]:
+    """Yield roles and messages. A message of the assistant whose summary was cut off means nothing, so it counts as one
+    of the user if the user spoke before it: it then does not divide what the user says."""
+    last_role = ""
+    for role, item in items:
+        is_of_user = role == "assistant" and last_role == "user" and _has_no_summary(item)
+        yield ("user" if is_of_user else role), item
+        last_role = "user" if is_of_user else role
+
+
+def _has_no_summary(item: Fields) -> bool:
+    """Whether a message has only compaction blocks without content."""
+    content: Any = item.raw_value("content")
+    return (
+        isinstance(content, list)
+        and bool(content)
+        and all(
+            isinstance(block, dict) and block.get("type") == "compaction" and block.get("content") is None
+            for block in content
+        )
+    )
+
+
+def without_replaced_calls(turns: Iterable[Message]) -> Iterator[Message]:
+    """Yield the turns from a summary on, without results of calls before it, and without the media of those."""
+    call_ids: set[str | None] = {None}  # of the user's own media
+    for turn in turns:
+        call_ids.update(call.id for call in turn.tool_calls)
+        if turn.role == "tool" and turn.tool_call_id not in call_ids:
+            continue
+        media = [placed for placed in turn.media if placed.tool_call_id in call_ids]
+        if len(media) == len(turn.media):
+            yield turn
+        elif media or turn.content:
+            yield replace(turn, media=media)
+
+
 def join_summary(turns: list[Message]) -> list[Message]:
     """Return the turns with the first, a summary, and a message of the user after it as one: turns should alternate."""
     if len(turns) < 2 or turns[1].role != "user":
@@ -328,17 +371,19 @@ def check_order(items: Sequence[tuple[str, Fields]]) -> None:
     separated = False
     for turn_index, role, item in spoken:
         results = _ids_in(item, "tool_result", "tool_use_id") if role == "user" else {}
+        known_ids, answered_ids = set(open_calls), set(results.values())
         for index, use_id in results.items():
-            if use_id not in open_calls:
+            if use_id not in known_ids:
                 raise InvalidValue(
                     ORPHAN.format(place=f"{turn_index}.content.{index}", ids=use_id[:256]), field="messages"
                 )
-        if unanswered := open_calls if separated else [call for call in open_calls if call not in results.values()]:
+        if unanswered := open_calls if separated else [call for call in open_calls if call not in answered_ids]:
             raise _unanswered_error(turn_index, unanswered)
         calls = _ids_in(item, "tool_use", "id") if role == "assistant" else {}
         texts = _ids_in(item, "text", "text") if calls else {}
-        separated = bool(texts) and max(texts) > min(calls)
-        open_calls = [use_id for index, use_id in calls.items() if not separated or index < max(texts)]
+        last_text = max(texts, default=-1)
+        separated = bool(texts) and last_text > min(calls)
+        open_calls = [use_id for index, use_id in calls.items() if not separated or index < last_text]
     if open_calls:
         raise _unanswered_error(turn_index + 1, open_calls)
 
