@@ -314,3 +314,13 @@ async def test_slow_grammars_of_one_key_do_not_delay_other_keys(serve, monkeypat
         request.cancel()
     await asyncio.gather(*flood, return_exceptions=True)
     await server.wait_until_idle()
+
+
+async def test_no_grammar_is_compiled_for_an_answer_that_is_a_summary(serve, monkeypatch, start_workers):
+    monkeypatch.setattr("parley.serving.engine_requests.GRAMMAR_WORKERS", start_workers())
+    server = await serve()
+    broken = {"type": "json_schema", "name": "s", "schema": {"type": "string", "pattern": "("}}
+    talk = [{"role": "user", "content": "Hi"}]
+    for items, status in ((talk, 400), ([*talk, {"type": "compaction_trigger"}], 200)):
+        body = {"model": "tiny", "max_output_tokens": 4, "input": items, "text": {"format": broken}}
+        assert (await server.post("/v1/responses", body)).status == status
