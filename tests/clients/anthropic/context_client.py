@@ -56,5 +56,7 @@ for members in ({"compaction": {"type": "summarize"}}, {"context_management": {"
     assert whole.content[0].content == final.content[0].content
     summarized = {"role": "assistant", "content": [whole.content[0].to_dict()]}
     later = [*talk, summarized, {"role": "user", "content": "What is the capital of France?"}]
+    # The block stands for all before it, so that the talk costs nothing.
+    assert count(model=model, messages=later).input_tokens == count(model=model, messages=later[-2:]).input_tokens
     assert create(model=model, messages=later, **options).content[0].text
 print("good")
