@@ -216,7 +216,7 @@ class App:
     """The application of one port.
 
     * ``mounts``: the APIs mounted here.
-    * ``route_table``: the routes that the router was built from.
+    * ``route_table``: the routes that the index was built from.
     * ``apis``: the names and prefixes of the APIs; ports with equal ``apis`` answer the same requests.
     * ``handlers``: the function that answers each kind of route.
     * ``certified``: the port requires a client's certificate.
@@ -361,7 +361,7 @@ class App:
         return []
 
     async def _answer_unmatched(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that the router finds no route for. Raises NotFound, and HTTPException for its method."""
+        """Answer a request that the index finds no route for. Raises NotFound, and HTTPException for its method."""
         matching = sorted(self._matching_routes(scope), key=lambda tried_route: tried_route[1] is not Match.FULL)
         if not matching:
             raise NotFound(

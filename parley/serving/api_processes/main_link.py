@@ -54,9 +54,8 @@ class MainLink:
     def __init__(self, send: Callable[[FromApiProcess], None]):
         self.send = send
         self._request_ids = count()
-        self._questions: dict[
-            int, asyncio.Future[AdmissionGranted | AdmissionRefused]
-        ] = {}  # open ones, by the id of their request
+        # Open ones, by the id of their request.
+        self._questions: dict[int, asyncio.Future[AdmissionGranted | AdmissionRefused]] = {}
         self.generations: dict[int, Generation] = {}  # the open ones, by the id of their request
         self.main_hangs = False
 

@@ -266,9 +266,11 @@ def _read_stream_id(message: Fields) -> str:
     if stream_id is None:
         return ""
     if not isinstance(stream_id, str) or not 1 <= len(stream_id) <= MAX_STREAM_ID:
-        raise InvalidValue(f"Invalid 'stream_id': must be a string of 1 to {MAX_STREAM_ID} characters.",
-        field="stream_id",
-                      code="invalid_stream_id")  # fmt: skip
+        raise InvalidValue(
+            f"Invalid 'stream_id': must be a string of 1 to {MAX_STREAM_ID} characters.",
+            field="stream_id",
+            code="invalid_stream_id",
+        )
     return stream_id
 
 
