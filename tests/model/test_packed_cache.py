@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from support.run_model import load_test_runner
 
 from parley import native
 from parley.model.load.decoder_weights import DecoderWeights
+from parley.model.load.packed_cache import PackedWeightCache
 from parley.native import library
 
 pytestmark = pytest.mark.skipif(
@@ -123,19 +125,47 @@ def test_packed_cache_with_damaged_bytes_is_rebuilt(folder, pack_calls, caplog, 
     assert "damaged" in caplog.text and path.stat().st_size == len(whole)
 
 
-def test_files_of_killed_processes_are_removed(folder):
-    (folder / ".parley").mkdir()
-    abandoned, written = (folder / ".parley" / f"unfinished-{name}" for name in ("abandoned", "written"))
-    abandoned.write_bytes(b"a part of the weights")
-    script = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, 2); print(flush=True); input()"
-    command = [sys.executable, "-c", script, str(written)]
+WRITE = """
+import os, resource, signal, sys
+from pathlib import Path
+import torch
+from parley.model.load.packed_cache import PackedWeightCache
+cache = PackedWeightCache(Path(sys.argv[1]), [], sys.argv[2], b"secret", "kernels")
+"""
+# The kernel kills it while the library writes the file, which may have 1 MB.
+KILLED_WRITE = """
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+cache.write_weights([torch.zeros(1 << 20)])
+"""
+# It has written the file, and waits before it gets its name.
+SLOW_WRITE = """
+os.fsync = lambda descriptor: (print(flush=True), input())
+cache.write_weights([torch.zeros(1 << 20)])
+"""
+
+
+def test_files_of_killed_processes_are_removed(tmp_path):
+    cache = PackedWeightCache(tmp_path, [], "two", b"secret", "kernels")
+    killed = subprocess.run([sys.executable, "-c", WRITE + KILLED_WRITE, str(tmp_path), "one"])
+    assert killed.returncode == -signal.SIGXFSZ
+    assert any(path.is_file() for path in cache.folder.rglob("*"))
+    cache.write_weights([torch.zeros(9)])
+    assert [*cache.folder.iterdir()] == [cache.path]
+
+
+def test_files_of_processes_that_write_are_not_removed(tmp_path):
+    cache = PackedWeightCache(tmp_path, [], "two", b"secret", "kernels")
+    command = [sys.executable, "-c", WRITE + SLOW_WRITE, str(tmp_path), "one"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
         writer.stdout.readline()
-        logits_and_info(folder)
-        assert not abandoned.exists() and written.exists() and len(cached_files(folder)) == 1
-        writer.kill()
-    logits_and_info(folder, quantization="int8")
-    assert not written.exists() and len(cached_files(folder)) == 2
+        cache.write_weights([torch.zeros(9)])
+        writer.communicate(b"\n")
+    other = PackedWeightCache(tmp_path, [], "one", b"secret", "kernels")
+    assert sorted(cache.folder.iterdir()) == sorted([cache.path, other.path])
+    (weights,) = other.read_weights(lambda done: None)
+    assert torch.equal(weights, torch.zeros(1 << 20))
 
 
 def test_packed_cache_of_another_user_is_ignored(folder, pack_calls, tmp_path):

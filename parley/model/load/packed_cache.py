@@ -15,10 +15,11 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -41,7 +42,7 @@ from parley.version import __version__
 log = logging.getLogger("parley.engine")
 
 CACHE_FOLDER = ".parley"  # within the model folder
-UNFINISHED_PREFIX = "unfinished-"  # of a file that a process writes
+UNFINISHED_PREFIX = "unfinished-"  # of the folder in which a process writes a file
 DIGESTS_FILE = "contents.json"  # for each checkpoint file: size, mtime, inode and digest when it was last read
 PACKED_KINDS = {
     f"{kind.__module__}.{kind.__name__}": kind
@@ -97,25 +98,20 @@ class PackedWeightCache:
         """Store weights made of lists, layers, packed linears and tensors, and delete files of an older state."""
         tensors: dict[str, torch.Tensor] = {}
         structure = json.dumps(_split_tensors(weights, tensors))
-        scratch = None
         try:
             self.folder.mkdir(exist_ok=True)
             _remove_unfinished_files(self.folder)
-            handle, scratch = tempfile.mkstemp(prefix=UNFINISHED_PREFIX, dir=self.folder)
-            with os.fdopen(handle, "rb") as file:
-                with suppress(OSError):  # a file system without locks
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                save_file(tensors, scratch, {"structure": structure, "digest": _text_digest(structure)})
-                os.fsync(file.fileno())
-                os.replace(scratch, self.path)
+            with _locked_scratch_folder(self.folder) as scratch:
+                written = scratch / "weights"  # the library writes a file of another name beside it, and renames that
+                save_file(tensors, written, {"structure": structure, "digest": _text_digest(structure)})
+                with written.open("rb") as file:
+                    os.fsync(file.fileno())
+                os.replace(written, self.path)
             for other in self.folder.glob(f"packed-{self._settings_key}-*.safetensors"):
                 if other != self.path:
                     other.unlink(missing_ok=True)
             log.info("The packed weights are kept in %s.", self.path)
         except (OSError, SafetensorError) as error:
-            if scratch:
-                with suppress(OSError):
-                    os.unlink(scratch)
             reason = error.strerror if isinstance(error, OSError) else error
             log.warning("Packed weights cannot be kept in %s, so each start packs them: %s.", self.folder, reason)
 
@@ -133,13 +129,35 @@ def open_packed_cache(folder: Path, files: Sequence[Path], settings_key: str) ->
         return None
 
 
+@contextmanager
+def _locked_scratch_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder within ``folder``, which is removed at the end, and locked so that no other process removes it."""
+    scratch = tempfile.mkdtemp(prefix=UNFINISHED_PREFIX, dir=folder)
+    try:
+        with _open_folder(scratch) as descriptor:
+            with suppress(OSError):  # a file system that cannot lock folders, such as NFS
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield Path(scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
 def _remove_unfinished_files(folder: Path) -> None:
     """Remove the files of processes that were killed while they wrote weights, which are as large as the model. The
     lock of a process that writes ends with it."""
     for path in folder.glob(f"{UNFINISHED_PREFIX}*"):
-        with suppress(OSError), path.open("rb") as file:  # on a file system without locks, nothing is removed
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
+        with suppress(OSError), _open_folder(path) as descriptor:  # without locks, nothing is removed
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path)
+
+
+@contextmanager
+def _open_folder(path: Path | str) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _user_secret() -> bytes:
