@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import re
@@ -40,17 +41,17 @@ def is_hub_name(model: str) -> bool:
     return bool(HUB_NAME.fullmatch(name) or HUB_GGUF_NAME.fullmatch(name))
 
 
-def find_cached(model: str, *, needs_weights: bool) -> Path | None:
-    """Return the cached folder, or GGUF file, of the hub's ``model``; None if files are missing, or a download of it
-    has not ended."""
+def find_cached(model: str, *, needs_weights: bool, needs_projector: bool = True) -> Path | None:
+    """Return the cached folder, or GGUF file, of the hub's ``model``; None if files are missing.
+
+    ``needs_projector``: with a GGUF file, its image or audio encoder counts as missing if a download was killed.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     name, arguments = _download_arguments(model, needs_weights)
     try:
         folder = Path(snapshot_download(name, local_files_only=True, **arguments))
-        if _unfinished_mark(model, name).exists():
-            return None
     except (LocalEntryNotFoundError, HFValidationError):
         return None
     gguf = HUB_GGUF_NAME.fullmatch(model.partition("@")[0])
@@ -58,7 +59,11 @@ def find_cached(model: str, *, needs_weights: bool) -> Path | None:
         return folder
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*" + GGUF_SUFFIX)]
     chosen_names = choose_gguf(names, gguf[2], gguf[3])
-    return folder / chosen_names[0] if chosen_names and set(chosen_names) <= set(names) else None
+    if not chosen_names or not set(chosen_names) <= set(names):
+        return None
+    if needs_projector and _unfinished_mark(name, chosen_names[0]).exists():
+        return None
+    return folder / chosen_names[0]
 
 
 def _download_arguments(model: str, needs_weights: bool) -> tuple[str, dict[str, Any]]:
@@ -104,13 +109,14 @@ def download_model(
         if chosen_names:
             arguments["allow_patterns"] = [glob.escape(name) for name in chosen_names]
         meter = TransferMeter(_bytes_to_download(name, arguments), report)
-        mark = _unfinished_mark(model, name)
-        if meter.total:  # otherwise the cache is complete, and may be read-only
+        mark = _unfinished_mark(name, chosen_names[0]) if chosen_names and needs_projector else None
+        if mark and meter.total:  # 0: nothing is missing, or the hub does not say; the cache may be read-only
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
         folder = snapshot_download(name, tqdm_class=_progress_bar_class(meter), **arguments)
-        if mark.exists():
-            mark.unlink()
+        if mark and all(Path(folder, chosen_name).exists() for chosen_name in chosen_names):
+            with contextlib.suppress(OSError):  # another process has removed it, or the cache is read-only
+                mark.unlink()
         meter.set_done(meter.total)  # of equal files one is downloaded
         return Path(folder, *chosen_names[:1])
     except ModelMissing:
@@ -140,16 +146,16 @@ def download_model(
     raise ModelMissing(f"{model} cannot be served: {reason}.")
 
 
-def _unfinished_mark(model: str, name: str) -> Path:
-    """Return the file that is in a model's folder of the cache while it is downloaded, and stays if the process is
-    killed. The hub's library knows which files of a repository are missing, but not which of them a model in a GGUF
-    file needs, such as its image encoder.
+def _unfinished_mark(name: str, gguf_name: str) -> Path:
+    """Return the file that is in a repository's folder of the cache while one of its GGUF files is downloaded with its
+    image or audio encoder, and stays if the process is killed. The hub's library knows which files of a repository are
+    missing, but not which of them belong to this model.
     """
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.file_download import repo_folder_name
 
     folder = Path(HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model"))
-    return folder / f".parley-unfinished-{hashlib.sha256(model.encode()).hexdigest()[:16]}"
+    return folder / f".parley-unfinished-{hashlib.sha256(gguf_name.encode()).hexdigest()[:16]}"
 
 
 def _choose_on_hub(model: str, name: str, arguments: dict[str, Any], needs_projector: bool) -> list[str]:

@@ -133,7 +133,7 @@ def _find_plain(model: str, overrides: ModelOverrides, *, needs_weights: bool) -
         return _open_gguf(folder, overrides.mmproj) if overrides.mmproj else folder
     if _is_path(model):
         return _open_gguf(Path(os.path.abspath(os.path.expanduser(model))), overrides.mmproj)
-    cached_folder = find_cached(model, needs_weights=needs_weights)
+    cached_folder = find_cached(model, needs_weights=needs_weights, needs_projector=not overrides.mmproj)
     if cached_folder is None:
         return None
     if cached_folder.suffix == GGUF_SUFFIX:
@@ -165,7 +165,7 @@ def _find_tokenizer(name: str) -> Path | None:
     if _is_path(name):
         folder = _open_gguf(Path(os.path.abspath(os.path.expanduser(name))))
     else:
-        folder = find_cached(name, needs_weights=False)
+        folder = find_cached(name, needs_weights=False, needs_projector=False)
         if folder is None or not _has_tokenizer(folder):
             return None
     if not folder.is_dir():

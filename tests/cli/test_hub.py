@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parley import foreign_files, hub
+from parley.hub.download import _unfinished_mark
 from parley.hub.transfer import TransferMeter, format_bytes
 
 COMMIT = "a" * 40
@@ -259,13 +260,29 @@ def test_a_download_that_was_killed_counts_as_none_and_is_completed(tmp_path, ru
     with subprocess.Popen(pull, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         assert process.wait(120) == -signal.SIGKILL
     assert all(path.exists() for path in others) and not (snapshot / last_file).exists()
-    assert run_in_process(FIND_CACHED, tmp_path, 9, model, HF_HUB_OFFLINE="1") == "None\n"
     running_server.RequestHandlerClass = FakeHub
-    resolve_in_process(model, tmp_path, running_server.server_port)
+    is_encoder_missing = last_file.startswith("mmproj")
+    if is_encoder_missing:  # which this does not need, but other users of the model still do
+        resolve_in_process(model, tmp_path, running_server.server_port, "", "", "", "", "none")
+        assert not (snapshot / last_file).exists()
+    names = [model, "owner/ggufs:Q8_0", "owner/ggufs/m-Q8_0.gguf"] if is_encoder_missing else [model]
+    for name in names:
+        assert run_in_process(FIND_CACHED, tmp_path, 9, name, HF_HUB_OFFLINE="1") == "None\n"
+    resolve_in_process(names[-1], tmp_path, running_server.server_port)
     contents = FILES if repository == "owner/model" else GGUF_FILES
     assert {name: (snapshot / name).read_bytes() for name in needed} == {name: contents[name] for name in needed}
     found = run_in_process(FIND_CACHED, tmp_path, 9, model, HF_HUB_OFFLINE="1").strip()
     assert Path(found) == (snapshot if repository == "owner/model" else snapshot / "m-Q8_0.gguf")
+
+
+def test_a_mark_that_cannot_be_removed_does_not_refuse_a_complete_download(tmp_path, running_server):
+    """As in a cache that is read-only by now, or if another process has removed it."""
+    repository = tmp_path / "hub" / "models--owner--ggufs"
+    (repository / _unfinished_mark("owner/ggufs", "m-Q8_0.gguf").name / "file").mkdir(parents=True)
+    for _ in range(2):
+        answer, _ = resolve_in_process("owner/ggufs:q8_0", tmp_path, running_server.server_port)
+        assert "m-Q8_0.gguf is not a GGUF file" in answer
+    assert (repository / "snapshots" / COMMIT / "mmproj-m-Q8_0.gguf").exists()
 
 
 def test_completes_a_cached_model_that_lost_a_file(tmp_path, running_server):
