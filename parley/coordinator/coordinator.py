@@ -129,7 +129,11 @@ class Coordinator:
             self.table, self.scheduler, self.connections.ask_instance, hosts.get("management", host)
         )
         self.metrics = MetricsPort(
-            self.table, self.scheduler, self.connections.ask_instance, hosts.get("metrics", host)
+            self.table,
+            self.scheduler,
+            self.connections.ask_instance,
+            hosts.get("metrics", host),
+            count_record_faults=lambda: self.front.record_faults,
         )
         self.status = StatusPort(self.table, self.scheduler, self.management, hosts.get("status", host))
         self._front_options = _front_options(options, host, len(sockets) - 1, access_log=access_log)

@@ -170,3 +170,14 @@ async def test_background_response_continues_after_an_instance_is_lost(live_clus
         assert text == events[-1]["response"]["output"][0]["content"][0]["text"]
     assert cluster.coordinator.scheduler.counters.retries
     await cluster.wait_until_idle()
+
+
+async def test_metrics_count_faults_of_the_coordinators_store(live_cluster, tmp_path):
+    cluster = await live_cluster("prefill", "decode", store_file=str(tmp_path / "responses.db"))
+    store = cluster.coordinator.front._record_keeper._store
+    assert (await create(cluster.front))["store"]
+    store._database.execute("DROP TABLE records")
+    await create(cluster.front)
+    page = (await cluster.front.get("/metrics")).body.decode()
+    assert store.faults and page.count("# TYPE parley:record_faults_total counter") == 1
+    assert f"\nparley:record_faults_total {store.faults}\n" in page

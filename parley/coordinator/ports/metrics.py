@@ -1,6 +1,7 @@
 """The metrics port: the sums of all instances' metrics and the coordinator's own, in Prometheus text format.
 
 The names of its own series, listed here and in docs/coordinator.md, begin with ``parley:cluster_``.
+Faults of its own store of responses are added to those of the instances.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.errors import Forbidden
 from parley.metrics.process import process_lines
+from parley.metrics.record_faults import record_fault_lines
 from parley.metrics.series import SampleGroup, format_labels, metric_header, scalar_lines
 from parley.types import Tenant
 
@@ -51,11 +53,18 @@ INSTANCE_SERIES: tuple[tuple[str, str, str, InstanceValue], ...] = (
 
 
 class MetricsPort:
-    """The metrics port, served by ``app``."""
+    """The metrics port, served by ``app``. ``count_record_faults``: as of ``InferenceFront.record_faults``."""
 
     def __init__(
-        self, table: InstanceTable, scheduler: InstanceScheduler, ask_instance: AskInstance, host: str = "127.0.0.1"
+        self,
+        table: InstanceTable,
+        scheduler: InstanceScheduler,
+        ask_instance: AskInstance,
+        host: str = "127.0.0.1",
+        *,
+        count_record_faults: Callable[[], int] = lambda: 0,
     ):
+        self._count_record_faults = count_record_faults
         self._table, self._scheduler, self._ask_instance = table, scheduler, ask_instance
         self._pages: list[tuple[ClusterInstance, str]] = []
         self._scraped_at = float("-inf")
@@ -64,7 +73,8 @@ class MetricsPort:
 
     async def metrics_page(self, request: AdminRequest) -> AdminReply:
         """Return the whole metrics page."""
-        page = await self._merge_instances(self._table) + self.own_series() + process_lines()
+        own_faults = record_fault_lines(self._count_record_faults())
+        page = await self._merge_instances(self._table, own_faults) + self.own_series() + process_lines()
         return AdminReply(200, page.encode(), CONTENT_TYPE)
 
     async def page_of_key(self, tenant: Tenant) -> bytes:
@@ -77,15 +87,16 @@ class MetricsPort:
             raise Forbidden("This API key may use the models of no instance alone, so it sees no metrics.")
         return (await self._merge_instances(visible) + _instance_values(visible)).encode()
 
-    async def _merge_instances(self, instances: Iterable[ClusterInstance]) -> str:
-        """Return the merged pages of those instances that answer; concurrent callers share one scrape."""
+    async def _merge_instances(self, instances: Iterable[ClusterInstance], own_page: str = "") -> str:
+        """Merge the pages of those instances that answer, and ``own_page``. Concurrent callers share one scrape."""
         async with self._scrape_lock:
             if self._table.clock() - self._scraped_at >= CACHE_SECONDS:
                 scraped = await asyncio.gather(*map(self._scrape_instance, self._table.usable_instances()))
                 self._pages = [page for page in scraped if page is not None]
                 self._scraped_at = self._table.clock()
         merged = set(instances)
-        return merge_pages([(text, float(instance.blocks)) for instance, text in self._pages if instance in merged])
+        pages = [(text, float(instance.blocks)) for instance, text in self._pages if instance in merged]
+        return merge_pages([*pages, (own_page, 0.0)])
 
     async def _scrape_instance(self, instance: ClusterInstance) -> tuple[ClusterInstance, str] | None:
         try:

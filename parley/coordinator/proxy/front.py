@@ -157,6 +157,11 @@ class InferenceFront:
         """The paths without parameters, by method and path."""
         return self._paths.fixed_paths
 
+    @property
+    def record_faults(self) -> int:
+        """How often the store of responses could not be used."""
+        return self._record_keeper.record_faults
+
     async def resume_batches(self) -> None:
         """Resume the batches of coordinators that have ended, until this one ends."""
         while not self.load.is_ready:

@@ -9,6 +9,7 @@ from parley.dialects.mounts import ADMIN_PLANES, API_MOUNTS
 from parley.metrics.http_requests import HttpRequestMetrics
 from parley.metrics.model_metrics import ModelMetrics, ModelSnapshot
 from parley.metrics.process import process_lines
+from parley.metrics.record_faults import record_fault_lines
 from parley.metrics.series import LabelledCounter, format_labels, scalar_lines
 
 METRICS_CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -56,12 +57,7 @@ def render_metrics_page(
         + _response_counts(responses)
         + requests.render_lines()
         + _parley_metrics(views)
-        + scalar_lines(
-            "counter",
-            "parley:record_faults_total",
-            "Uses of the store of responses that failed.",
-            [("", [("", record_faults)])],
-        )
+        + record_fault_lines(record_faults)
         + process_lines()
     )
 

@@ -42,6 +42,11 @@ class RecordKeeper:
         self.runs = BackgroundRunner(self._store)
         self._batch_runner = BatchRunner(self.runs, self._store, is_ending=is_ending)
 
+    @property
+    def record_faults(self) -> int:
+        """How often the store could not be used."""
+        return self._store.faults
+
     def serves(self, client: DownstreamClient) -> bool:
         """Whether this coordinator keeps the client's records.
 
