@@ -14,6 +14,7 @@ import hashlib
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -48,6 +49,7 @@ X86 = ("x86_64", "AMD64")
 # commands of the script itself are builtins.
 KILLED_AT_END_OF_INPUT = 'exec 3<&0; { read -r _ <&3; kill -9 0; } >/dev/null 2>&1 & exec "$@" 3<&- </dev/null'
 COMPILE_TIMEOUT = 1800  # seconds for one source file: seconds on an idle machine, minutes with sanitizers on a busy one
+ELF_HEADER_BYTES = 64
 BUILD_PREFIX = ".build-"  # of the folders in which libraries are compiled
 PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -97,20 +99,40 @@ def find_compiler() -> str:
 
 
 def compile_level(level: str, folder: Path) -> Path:
-    """Compile one level into ``folder`` unless it is there. Of several processes, one compiles. Raises BuildError."""
+    """Compile one level into ``folder`` unless it is there, and not damaged. Of several processes, one compiles.
+
+    Raises BuildError.
+    """
     target = folder / library_name(level)
-    if target.exists():
+    if is_whole(target):
         return target
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _lock_target(target) as is_locked:
-            if target.exists():
+            if is_whole(target):
                 return target
             with _build_folder(target, is_locked) as scratch:
                 os.replace(_link_objects(_compile_objects(level, scratch), scratch / target.name), target)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(str(error)) from None
     return target
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a library exists and is complete. A file that was cut off, by a full disk or a power failure, would kill
+    the process that opens it by a signal. The table of sections is the last part of an ELF file."""
+    try:
+        with path.open("rb") as file:
+            head, size = file.read(ELF_HEADER_BYTES), os.fstat(file.fileno()).st_size
+    except OSError:
+        return False
+    if sys.platform != "linux":
+        return bool(size)
+    if len(head) < ELF_HEADER_BYTES or not head.startswith(b"\x7fELF"):
+        return False
+    (table,) = struct.unpack_from("<Q", head, 40)  # e_shoff of the 64-bit format
+    row_bytes, rows = struct.unpack_from("<HH", head, 58)  # e_shentsize, e_shnum
+    return bool(table + row_bytes * rows <= size)
 
 
 def _compile_objects(level: str, scratch: Path) -> list[Path]:
@@ -226,6 +248,8 @@ def _remove_unless_locked(build_folder: Path) -> None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return
+            if not _is_same_file(file.fileno(), path):
+                return  # another process has removed the folder, and may compile there again
         try:
             shutil.rmtree(build_folder)
         finally:

@@ -12,9 +12,6 @@ import errno
 import functools
 import logging
 import os
-import struct
-import sys
-import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +20,6 @@ from parley.native import build
 
 log = logging.getLogger("parley.engine")
 
-ELF_HEADER_BYTES = 64
 # Linux lets a process use the registers of AMX only after a request: arch_prctl(2), numbers of <asm/prctl.h>
 SYS_ARCH_PRCTL = 158
 ARCH_REQ_XCOMP_PERM = 0x1023
@@ -83,16 +79,14 @@ def open_level(level: str) -> ctypes.CDLL:
     torch must be imported before, so that the library shares torch's OpenMP runtime.
     """
     path = build.HERE / build.library_name(level)
-    if not is_whole(path):
+    if not build.is_whole(path):
         path = cache_folder() / path.name
-    if not is_whole(path):
+    if not build.is_whole(path):
         log.info("Compiling the kernels for %s. This happens once and takes some seconds.", level)
         is_writable = os.access(build.HERE, os.W_OK)
         path = (build.HERE if is_writable else path.parent) / path.name
         build.remove_unfinished_builds(path.parent)
-        if path.exists():
-            _replace_damaged(path, level)
-        elif is_writable:
+        if is_writable:
             build.install_levels(build.HERE, [level])
         else:
             build.compile_level(level, path.parent)
@@ -109,29 +103,6 @@ def _request_matrix_registers() -> None:
         raise OSError(code, f"the system does not allow AMX ({os.strerror(code)})")
 
 
-def _replace_damaged(path: Path, level: str) -> None:
-    """Compile the library of a level again if its file is incomplete. Raises BuildError or OSError."""
-    with tempfile.TemporaryDirectory(prefix=build.BUILD_PREFIX, dir=path.parent) as scratch:
-        os.replace(build.compile_level(level, Path(scratch)), path)
-
-
-def is_whole(path: Path) -> bool:
-    """Whether a library exists and is complete. A file that was cut off, by a full disk or a power failure, would kill
-    the process that opens it by a signal. The table of sections is the last part of an ELF file."""
-    try:
-        with path.open("rb") as file:
-            head, size = file.read(ELF_HEADER_BYTES), os.fstat(file.fileno()).st_size
-    except OSError:
-        return False
-    if sys.platform != "linux":
-        return bool(size)
-    if len(head) < ELF_HEADER_BYTES or not head.startswith(b"\x7fELF"):
-        return False
-    (table,) = struct.unpack_from("<Q", head, 40)  # e_shoff of the 64-bit format
-    row_bytes, rows = struct.unpack_from("<HH", head, 58)  # e_shentsize, e_shnum
-    return bool(table + row_bytes * rows <= size)
-
-
 def wanted_levels() -> list[str]:
     """Return the levels that this CPU supports and ``PARLEY_NATIVE`` allows, best first."""
     requested_level = os.environ.get("PARLEY_NATIVE", "")
@@ -146,7 +117,7 @@ def installed_level() -> str:
     with suppress(OSError):  # a user without a home folder
         folders.append(cache_folder())
     for level in wanted_levels():
-        if any(is_whole(folder / build.library_name(level)) for folder in folders):
+        if any(build.is_whole(folder / build.library_name(level)) for folder in folders):
             return level
     return ""
 

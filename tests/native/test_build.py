@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -119,6 +120,41 @@ def test_a_build_that_only_seems_old_is_left_to_its_process(tmp_path: Path):
         assert sorted(path.name for path in folder.iterdir()) == [".build-kernels-1-generic", "kernels-1-generic.lock"]
     build.remove_unfinished_builds(folder)
     assert not [*folder.iterdir()]
+
+
+def test_a_build_that_begins_while_old_ones_are_removed_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The owner of the old folder ends, and another process compiles there, just before the lock is asked for."""
+    build_folder, lock = tmp_path / ".build-kernels-1-generic", tmp_path / "kernels-1-generic.lock"
+    build_folder.mkdir()
+    os.utime(build_folder, (0, 0))
+    with contextlib.ExitStack() as new_build:
+
+        def lock_late(file, flags: int, flock=fcntl.flock) -> None:
+            lock.unlink()
+            flock(new_build.enter_context(lock.open("w")), fcntl.LOCK_EX)
+            flock(file, flags)
+
+        monkeypatch.setattr(build.fcntl, "flock", lock_late)
+        build.remove_unfinished_builds(tmp_path)
+        assert build_folder.exists() and lock.exists()
+
+
+def test_one_of_several_processes_compiles_a_damaged_library_again(tmp_path: Path):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "first.cpp").write_text("// compiled by a script")
+    shutil.copy(build.__file__, tmp_path)
+    script = f'echo "$*" >> {tmp_path}/runs; sleep 0.5; for output; do :; done; cp {sys.executable} "$output"'
+    environment = os.environ | {"CXX": write_compiler(tmp_path, script)}
+    name = [sys.executable, "-c", "import build; print(build.library_name('generic'))"]
+    name_line = subprocess.run(name, cwd=tmp_path, capture_output=True, text=True, check=True)
+    path = tmp_path / "made" / name_line.stdout.strip()
+    path.parent.mkdir()
+    path.write_bytes(Path(sys.executable).read_bytes()[:1000])
+    command = [sys.executable, "-c", "import build; build.compile_level('generic', build.HERE / 'made')"]
+    processes = [subprocess.Popen(command, cwd=tmp_path, env=environment) for _ in range(3)]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert (tmp_path / "runs").read_text().count("first.cpp -o") == 1
+    assert [*path.parent.iterdir()] == [path] and build.is_whole(path)
 
 
 def test_only_one_process_compiles_after_another_one_failed(tmp_path: Path):

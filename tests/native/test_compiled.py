@@ -375,12 +375,12 @@ def test_library_that_was_cut_short_is_compiled_again(monkeypatch, tmp_path, dam
     path = build.compile_level("generic", tmp_path)
     content = path.read_bytes()
     path.write_bytes({"half": content[: len(content) // 2], "empty": b"", "no library": bytes(len(content))}[damage])
-    assert not library.is_whole(path)
+    assert not build.is_whole(path)
     for age in (0, 2 * build.COMPILE_TIMEOUT):  # of another process that compiles, and of one that was ended
         (tmp_path / f".build-{age}").mkdir()
         os.utime(tmp_path / f".build-{age}", (time.time() - age,) * 2)
     assert library.open_level.__wrapped__("generic").answer() == 42
-    assert library.is_whole(path) and [build_folder.name for build_folder in tmp_path.glob(".build*")] == [".build-0"]
+    assert build.is_whole(path) and [build_folder.name for build_folder in tmp_path.glob(".build*")] == [".build-0"]
 
 
 def test_concurrent_compiles_leave_one_library(monkeypatch, tmp_path):
