@@ -23,7 +23,7 @@ def describe_exit(exit_code: int | None, memory_kills: int | None, root: Path = 
         kills = control_groups.count_memory_kills(root)
         if kills is None or memory_kills is None:
             return "was killed by SIGKILL, perhaps for lack of memory"
-        explained = max(memory_kills, _explained_kills.get(root, memory_kills))
+        explained = max(memory_kills, _explained_kills.get(root, 0))
         if kills > explained:
             _explained_kills[root] = explained + 1  # one kill ends one process
             limit = control_groups.memory_limit(root)

@@ -38,7 +38,7 @@ def print_line(text: str, *, is_error: bool = False) -> None:
 
 
 def print_failure(reason: str) -> None:
-    """Print to standard error why the server does not start."""
+    """Print to standard error why the server does not start, or why it ends."""
     if logs_json():
         log.error(reason)
     else:

@@ -136,14 +136,17 @@ async def test_early_process_is_used_first_and_replaced_when_it_dies(folder):
     early.discard()  # it has ended long ago
 
 
-async def test_end_of_an_early_process_before_its_settings_is_explained(folder):
+async def test_end_of_an_early_process_before_its_settings_is_explained(folder, monkeypatch):
     """The kernel kills it while it imports libraries, if the control group allows too little memory for those."""
     kills = control_groups.count_memory_kills()
     early = start_early_process()
     assert early is not None
     if kills is None:
         pytest.skip("this system does not count kills for lack of memory")
-    early = replace(early, memory_kills=kills - 1)  # as if the one that follows were the kernel's
+    # As if the kill that follows were the kernel's, and none before it had ended an engine.
+    monkeypatch.setattr(control_groups, "count_memory_kills", lambda root=None: kills + 1)
+    monkeypatch.setattr("parley.engine.process_exit._explained_kills", {})
+    early = replace(early, memory_kills=kills)
     early.process.kill()
     engine = RemoteEngine(ParleySettings(model=str(folder)), early_process=early)
     try:

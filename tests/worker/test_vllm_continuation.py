@@ -88,12 +88,15 @@ def test_pages_whose_lease_may_have_ended_are_not_fetched(caplog):
     assert "are not used" in caplog.text
 
 
-def test_pages_are_not_fetched_after_the_clock_was_set_back(monkeypatch):
+def test_pages_are_not_fetched_after_the_clock_was_set_back(monkeypatch, caplog):
     """Their lease may have ended, although it has an hour left by the new time."""
+    caplog.set_level(logging.WARNING)
     now, transfer = time.time(), write_transfer(PARAMS, 30.0)
     for change, found in ((-3600.0, None), (-5.0, PARAMS), (5.0, PARAMS), (3600.0, None)):
         monkeypatch.setattr("parley.worker.vllm.page_moves.time.time", lambda seconds=change: now + seconds)
         assert read_transfer(transfer) == found
+    reasons = ["seems to begin 3600.0 s from now; compare the clocks", "ends in -3570.0 s, by this machine's clock"]
+    assert all(reason in record.message for reason, record in zip(reasons, caplog.records, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,11 @@ def read_transfer(transfer: bytes) -> dict[str, Any] | None:
         return None
     if CLOCK_MARGIN < (seconds_left := move.ends_at - time.time()) <= move.lease_seconds + CLOCK_MARGIN:
         return move.params
-    log.warning(NOT_USED, f"their lease ends in {seconds_left:.1f} s, by this machine's clock")
+    if seconds_left > CLOCK_MARGIN:
+        start = seconds_left - move.lease_seconds
+        log.warning(NOT_USED, f"their lease seems to begin {start:.1f} s from now; compare the clocks of the machines")
+    else:
+        log.warning(NOT_USED, f"their lease ends in {seconds_left:.1f} s, by this machine's clock")
     return None
 
 
