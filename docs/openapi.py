@@ -10,7 +10,7 @@ import multiprocessing
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -73,6 +73,10 @@ class NewRecords(NoRecords):
 
     are_kept = True
     largest_record = SurveyedRecords.largest_record
+
+    def save_record(self, name: str, data: bytes, parts: Sequence[str] = ()) -> bool:
+        """Return True: the record is small enough."""
+        return True
 
     def find_part(self, part: str) -> bytes | None:
         """Return the file if this is its part."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -62,6 +62,9 @@ class SurveyedRecords(NoRecords):
 
     are_kept = True
     largest_record = 1 << 20
+
+    def save_record(self, name: str, data: bytes, parts: Sequence[str] = ()) -> bool:
+        return True
 
     def find_record(self, name: str) -> bytes | None:
         return RECORDS.get(name)

@@ -101,7 +101,7 @@ def earlier_items(context: RequestContext, storage: StorageMembers) -> list[Item
         items = load_previous(context, storage.previous)
     elif storage.conversation is not None:
         items = load_conversation(context, storage.conversation).items
-    return [item for item in items if item["type"] != TRIGGER]
+    return [item for item in items if item.get("type") != TRIGGER]
 
 
 def keep_response(
