@@ -173,7 +173,7 @@ async def test_background_response_continues_after_an_instance_is_lost(live_clus
 
 
 async def test_metrics_count_faults_of_the_coordinators_store(live_cluster, tmp_path):
-    cluster = await live_cluster("prefill", "decode", store_file=str(tmp_path / "responses.db"))
+    cluster = await live_cluster("prefill", "decode", client_keys={"response_store_file": tmp_path / "responses.db"})
     store = cluster.coordinator.front._record_keeper._store
     assert (await create(cluster.front))["store"]
     store._database.execute("DROP TABLE records")

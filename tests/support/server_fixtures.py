@@ -177,9 +177,8 @@ async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     """Start a cluster with these roles, whose answers have the same id and creation time as those of single servers.
 
     ``settings`` returns the settings of an instance that loads a real model; ``instance_options`` has
-    further options of each instance, where they differ; ``separate``, ``strict``, ``memory_limit``, ``max_running``,
-    ``client_keys`` and ``store_file``, of its stored responses, are options of the coordinator; the rest are options of
-    ``serve``.
+    further options of each instance, where they differ; ``separate``, ``strict``, ``memory_limit``, ``max_running`` and
+    ``client_keys`` are options of the coordinator; the rest are options of ``serve``.
     """
     running: list[tuple[Cluster, asyncio.Task[int]]] = []
 
@@ -192,7 +191,6 @@ async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         client_keys: Mapping[str, Any] = NO_CLIENT_KEYS,
         max_running: int = CoordinatorOptions.single_node_max_requests,
         instance_options: Sequence[Mapping[str, Any]] = (),
-        store_file: str | None = None,
         **options: Any,
     ) -> Cluster:
         own_options = instance_options or [{}] * len(roles)
@@ -212,7 +210,6 @@ async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
             strict=strict,
             memory_limit=memory_limit,
             single_node_max_requests=max_running,
-            response_store_file=store_file,
             heartbeat=0.05,
             max_requests=1000,
             secret=options.get("cluster_secret", ""),

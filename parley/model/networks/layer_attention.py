@@ -184,7 +184,8 @@ class LayerAttention:
             normed = native.norm_rows(queries.contiguous(), weights.query_latent_norm, consumer=consumer)
             read = torch.cat((normed, queries), 1) if has_gates else normed
             queries = self._linears.apply_linear(read, batch, layer, "query_up")
-        queries = queries.view(len(queries), self._config.heads, -1)
+        heads = self._config.heads
+        queries = queries.view(len(queries), heads, queries.shape[1] // heads)  # a batch may have no rows
         if has_gates:
             queries, gates = queries.split([sizes.head_dim, sizes.value_dim], -1)
             queries, gates = queries.contiguous(), gates.flatten(1)
