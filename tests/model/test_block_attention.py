@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from parley import native
 from parley.core.sequence import PAGE_SIZE
 from parley.model.networks.config_reader import read_decoder_config
+from parley.model.networks.indexed_attention import plan_rows
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.networks.rope import Unfusable
@@ -42,18 +43,7 @@ def filled_pool(layer: LayerKV, length: int, *, int8: bool = False, dtype: torch
 
 def attend_rows(queries: torch.Tensor, pages: LayerPages, spans: list[RowSpan]) -> torch.Tensor:
     """Return the attention of queries [T, heads, dim] to the tokens that ``spans`` give them."""
-    plan = native.plan_attention(
-        spans,
-        heads=queries.shape[1],
-        page_format=pages.page_format,
-        window=None,
-        chunk=None,
-        visible_ends=None,
-        zero_page=len(pages.data) - 1,
-        device=CPU,
-        dtype=queries.dtype,
-    )
-    return native.attend(queries, pages, plan, scale=0.2)
+    return native.attend(queries, pages, plan_rows(spans, queries, pages), scale=0.2)
 
 
 def blocks_by_definition(scores: torch.Tensor, shape: BlockIndexerShape) -> list[int]:

@@ -7,6 +7,7 @@ import torch
 
 from parley import native
 from parley.core.sequence import PAGE_SIZE
+from parley.model.networks.indexed_attention import plan_rows
 from parley.model.networks.paged_kv import limit_spans
 from parley.native import indexer
 from parley.native.layout import LayerKV, RowSpan
@@ -32,18 +33,8 @@ def store_keys(keys: torch.Tensor, pool: LayerPages, slots: torch.Tensor) -> Non
 
 def attend_rows(queries: torch.Tensor, pages: LayerPages, tables: list[list[int]], length: int) -> torch.Tensor:
     """Return the attention of each query over the ``length`` tokens of its own table."""
-    plan = native.plan_attention(
-        [RowSpan(row, 1, length, table) for row, table in enumerate(tables)],
-        heads=queries.shape[1],
-        page_format=pages.page_format,
-        window=None,
-        chunk=None,
-        visible_ends=None,
-        zero_page=len(pages.data) - 1,
-        device=CPU,
-        dtype=queries.dtype,
-    )
-    return native.attend(queries, pages, plan, scale=0.2)
+    spans = [RowSpan(row, 1, length, table) for row, table in enumerate(tables)]
+    return native.attend(queries, pages, plan_rows(spans, queries, pages), scale=0.2)
 
 
 def chosen_by_definition(scores: torch.Tensor, count: int) -> list[int]:

@@ -16,10 +16,9 @@ import torch
 
 from parley import native
 from parley.core.sequence import PAGE_SIZE
-from parley.model.networks.indexed_attention import COPIED_BYTES, IndexedStep
-from parley.model.networks.network import KVPages, PackedBatch
+from parley.model.networks.indexed_attention import COPIED_BYTES, IndexedStep, plan_rows
+from parley.model.networks.network import PackedBatch
 from parley.native import indexer
-from parley.native.device_copy import copy_to_device
 from parley.native.layer import IndexerWeights
 from parley.native.layer_shape import BlockIndexerShape
 from parley.native.layout import RowSpan
@@ -43,25 +42,15 @@ class BlockIndexedStep(IndexedStep):
             self._lengths = (shape.top_k - 1) * shape.block_size + parts
         self._chosen_pages: torch.Tensor | None = None  # of each head, int64 [rows, heads, pages]
 
-    def run_indexer(
+    def _choose_attended(
         self,
-        x: torch.Tensor | native.QuantizedRows,
+        x: torch.Tensor,
         latents: torch.Tensor | native.QuantizedRows | None,
         weights: IndexerWeights,
-        pages: KVPages,
-        kv_index: int,
+        pool: LayerPages,
     ) -> None:
-        """Store the index keys of a layer, and choose the blocks that it attends to, for rows that need a choice.
-
-        x [T, hidden]: the layer's input. ``kv_index``: of its index keys in ``DecoderNetwork.kv_layers``.
-        """
-        assert isinstance(x, torch.Tensor), "indexers read rows as they are"
-        keys = native.norm_rows(native.linear(x, weights.key), weights.key_norm)
-        keys = self._rotate_rows(keys[:, None], self._cos, self._sin)
-        pages.write_kv(kv_index, keys, keys[..., :0], self._batch)
-        if not self.has_choice:
-            return
-        shape, pool = self._blocks, pages.layer_pool(kv_index)
+        """Score the index keys in ``pool`` and choose blocks. ``latents`` are not read."""
+        shape = self._blocks
         if self._groups is None:
             self._groups = indexer.plan_choice(self._spans, shape.heads, pool)
         x, cos, sin = (part.index_select(0, self._rows) for part in (x, self._cos, self._sin))
@@ -96,17 +85,8 @@ class BlockIndexedStep(IndexedStep):
             head_pool, tables = indexer.split_heads(pool, head_format, chosen)
             count, kv_heads = chosen.shape[:2]
             split = batch_queries.reshape(count * kv_heads, -1, batch_queries.shape[-1])
-            plan = native.plan_attention(
-                self._row_spans(tables, self._lengths[start : start + count].repeat(kv_heads)),
-                heads=split.shape[1],
-                page_format=head_format,
-                window=None,
-                chunk=None,
-                visible_ends=None,
-                zero_page=len(head_pool.data) - 1,
-                device=queries.device,
-                dtype=queries.dtype,
-            )
+            spans = self._row_spans(tables, self._lengths[start : start + count].repeat(kv_heads))
+            plan = plan_rows(spans, split, head_pool)
             results.append(native.attend(split, head_pool, plan, scale=scale).view(count, -1, attended.shape[-1]))
         attended.index_copy_(0, self._rows, torch.cat(results))
 
@@ -116,16 +96,3 @@ class BlockIndexedStep(IndexedStep):
             RowSpan(row, 1, length, table[: -(-length // PAGE_SIZE)])
             for row, (table, length) in enumerate(zip(tables.tolist(), lengths.tolist(), strict=True))
         ]
-
-    def _page_tables(self, zero_page: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the pages of each sequence, int64 [spans, pages], and the span of each row, [rows, 1]. Sequences that
-        have fewer pages than others get ``zero_page``, and each has one more."""
-        if self._tables is None:
-            width = 1 + max(len(span.table) for span in self._spans)
-            tables = np.full((len(self._spans), width), zero_page, np.int64)
-            for row, span in zip(tables, self._spans, strict=True):
-                row[: len(span.table)] = span.table
-            numbers = np.arange(len(tables)).repeat([span.count for span in self._spans])[:, None]
-            device = self._rows.device
-            self._tables = copy_to_device(tables, device), copy_to_device(numbers, device)
-        return self._tables

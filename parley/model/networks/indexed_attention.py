@@ -62,15 +62,22 @@ class IndexedStep:
         x [T, hidden]: the layer's input; latents [T, rank]: the normed latents of its queries, which indexers of blocks
         do not read. ``kv_index``: of its index keys in ``DecoderNetwork.kv_layers``.
         """
-        assert isinstance(x, torch.Tensor) and isinstance(latents, torch.Tensor), "indexers read rows as they are"
+        assert isinstance(x, torch.Tensor), "indexers read rows as they are"
         keys = native.norm_rows(native.linear(x, weights.key), weights.key_norm)
         keys = self._rotate_rows(keys[:, None], self._cos, self._sin)
         pages.write_kv(kv_index, keys, keys[..., :0], self._batch)
         if self.has_choice:
-            self._choose_tokens(x, latents, weights, pages.layer_pool(kv_index))
+            self._choose_attended(x, latents, weights, pages.layer_pool(kv_index))
 
-    def _choose_tokens(self, x: torch.Tensor, latents: torch.Tensor, weights: IndexerWeights, pool: LayerPages) -> None:
-        """Score the index keys in ``pool`` and choose tokens for the rows that see more than are chosen."""
+    def _choose_attended(
+        self,
+        x: torch.Tensor,
+        latents: torch.Tensor | native.QuantizedRows | None,
+        weights: IndexerWeights,
+        pool: LayerPages,
+    ) -> None:
+        """Score the index keys in ``pool`` and choose what rows attend to that see more than is chosen."""
+        assert isinstance(latents, torch.Tensor), "indexers read rows as they are"
         shape = self._shape
         if self._groups is None:
             self._groups = indexer.plan_choice(self._spans, shape.heads, pool)
@@ -109,11 +116,12 @@ class IndexedStep:
         is_last = isinstance(shape, IndexerShape) and shape.is_last_rotated
         return indexer.rotate_part(rows, cos, sin, is_interleaved=shape.is_interleaved, is_last=is_last)
 
-    def _page_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the pages of each sequence, int64 [spans, most pages of a span], and the span of each row, [rows,
-        1]."""
+    def _page_tables(self, zero_page: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the pages of each sequence, int64 [spans, pages], and the span of each row, [rows, 1]. Sequences that
+        have fewer pages than others get ``zero_page``, and each has one more."""
         if self._tables is None:
-            tables = np.zeros((len(self._spans), max(len(span.table) for span in self._spans)), np.int64)
+            width = 1 + max(len(span.table) for span in self._spans)
+            tables = np.full((len(self._spans), width), zero_page, np.int64)
             for row, span in zip(tables, self._spans, strict=True):
                 row[: len(span.table)] = span.table
             numbers = np.arange(len(tables)).repeat([span.count for span in self._spans])[:, None]
@@ -127,15 +135,20 @@ class IndexedStep:
         if count not in self._plans:
             top_k, size = self._shape.top_k, -(-self._shape.top_k // PAGE_SIZE)
             spans = [RowSpan(row, 1, top_k, list(range(row * size, (row + 1) * size))) for row in range(count)]
-            self._plans[count] = native.plan_attention(
-                spans,
-                heads=queries.shape[1],
-                page_format=copies.page_format,
-                window=None,
-                chunk=None,
-                visible_ends=None,
-                zero_page=len(copies.data) - 1,
-                device=queries.device,
-                dtype=queries.dtype,
-            )
+            self._plans[count] = plan_rows(spans, queries, copies)
         return self._plans[count]
+
+
+def plan_rows(spans: list[RowSpan], queries: torch.Tensor, pool: LayerPages) -> native.AttentionPlan:
+    """Return the plan of queries [T, heads, dim] that attend to all tokens of their spans in ``pool``."""
+    return native.plan_attention(
+        spans,
+        heads=queries.shape[1],
+        page_format=pool.page_format,
+        window=None,
+        chunk=None,
+        visible_ends=None,
+        zero_page=len(pool.data) - 1,
+        device=queries.device,
+        dtype=queries.dtype,
+    )
