@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from parley.gguf.projectors.projector import Projector, WholeModel
@@ -63,7 +64,8 @@ def _omni_encoder(file: ProjectorFile) -> dict[str, Any]:
     }
 
 
-def _omni_processor(file: ProjectorFile) -> dict[str, Any]:
+def omni_processor(processor_class: str, file: ProjectorFile) -> dict[str, Any]:
+    """Return the configs of the processors of Qwen2.5-Omni and Qwen3-Omni."""
     sizes = {
         "size": file.read_pixel_limits(QWEN2_PIXELS),
         "patch_size": file.read_count("patch_size"),
@@ -73,7 +75,7 @@ def _omni_processor(file: ProjectorFile) -> dict[str, Any]:
     }
     bins = ProjectorFile(file.model, "audio").read_count("num_mel_bins")
     return {
-        "processor_class": "Qwen2_5OmniProcessor",
+        "processor_class": processor_class,
         "image_processor": {"image_processor_type": "Qwen2VLImageProcessor", **sizes},
         "video_processor": {"video_processor_type": "Qwen2VLVideoProcessor", **sizes},
         "feature_extractor": {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": bins},
@@ -98,7 +100,7 @@ QWEN_2_5_OMNI = Projector(
     OMNI_MARKS,
     OMNI_IDS,
     _omni_encoder,
-    _omni_processor,
+    partial(omni_processor, "Qwen2_5OmniProcessor"),
     unread=(POSITIONS,),
     unused={"audio_tower.audio_bos_eos_token.weight": _edge_shape},
     audio_encoder=OMNI_SOUND,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from parley.gguf.projectors.omni_projectors import OMNI_IDS
+from parley.gguf.projectors.omni_projectors import OMNI_IDS, omni_processor
 from parley.gguf.projectors.projector import Projector, TensorLayout, WholeModel
 from parley.gguf.projectors.projector_file import ProjectorFile
 from parley.gguf.projectors.qwen_projectors import (
-    FRAMES,
-    MERGE_SIZE,
-    QWEN2_PIXELS,
     QWEN_3_VL,
     qwen_3_vision,
 )
@@ -68,23 +66,6 @@ def _omni_encoder(file: ProjectorFile) -> dict[str, Any]:
     encoder["vision_config"]["model_type"] = "qwen3_omni_moe_vision_encoder"
     sound = _sound_config(ProjectorFile(file.model, "audio"), "qwen3_omni_moe_audio_encoder")
     return encoder | {"audio_config": sound, "position_id_per_seconds": POSITIONS_PER_SECOND}
-
-
-def _omni_processor(file: ProjectorFile) -> dict[str, Any]:
-    sizes = {
-        "size": file.read_pixel_limits(QWEN2_PIXELS),
-        "patch_size": file.read_count("patch_size"),
-        "merge_size": file.read_count("spatial_merge_size", MERGE_SIZE),
-        "temporal_patch_size": FRAMES,
-        **file.colour_scale(),
-    }
-    bins = ProjectorFile(file.model, "audio").read_count("num_mel_bins")
-    return {
-        "processor_class": "Qwen3OmniMoeProcessor",
-        "image_processor": {"image_processor_type": "Qwen2VLImageProcessor", **sizes},
-        "video_processor": {"video_processor_type": "Qwen2VLVideoProcessor", **sizes},
-        "feature_extractor": {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": bins},
-    }
 
 
 QWEN_3_ASR = Projector(
@@ -147,7 +128,7 @@ QWEN_3_OMNI = replace(
     marks=OMNI_MARKS,
     ids=OMNI_IDS,
     read_encoder=_omni_encoder,
-    read_processor=_omni_processor,
+    read_processor=partial(omni_processor, "Qwen3OmniMoeProcessor"),
     unread=("a.position_embd.",),
     audio_encoder=OMNI_SOUND,
 )
