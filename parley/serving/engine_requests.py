@@ -38,7 +38,7 @@ from parley.serving.logprob_limits import (
 from parley.serving.media.request_media import check_prompt_is_whole, media_by_prompt
 from parley.serving.served_model import ServedModel
 from parley.serving.workers.grammar_workers import GRAMMAR_WORKERS
-from parley.text.context_edits import asks_for_summary, must_summarize, prepare_edited
+from parley.text.context_edits import asks_for_summary, prepare_edited
 from parley.text.oldest_turns import fit_chat
 from parley.text.prepared_prompt import PreparedPrompt
 from parley.text.prompt_size import exceeds_size, text_characters
@@ -199,10 +199,7 @@ async def _compile_grammars(model: ServedModel, request: Request, tenant: Tenant
     if grammar is None and not has_chat:
         return [""] * len(prompts)
     grammars = [
-        # A summary follows no grammar, so one that is certain to be dropped costs nothing.
-        ""
-        if isinstance(prompt, ChatPrompt) and must_summarize(prompt.edits)
-        else await GRAMMAR_WORKERS.compile_answer_grammar(pipeline, prompt, grammar, tenant.id)
+        await GRAMMAR_WORKERS.compile_answer_grammar(pipeline, prompt, grammar, tenant.id)
         for prompt in (prompts if has_chat else prompts[:1])
     ]
     return grammars if has_chat else grammars * len(prompts)

@@ -13,7 +13,6 @@ from parley.types import (
     ChatPrompt,
     ClearReasoning,
     ClearToolUses,
-    ContextEdit,
     Message,
     PlacedMedia,
     ProcessedMedia,
@@ -82,11 +81,6 @@ def prepare_edited(chat: ChatPrompt, media: Sequence[ProcessedMedia], prepare: P
 def asks_for_summary(applied: Sequence[AppliedEdit]) -> bool:
     """Whether the prompt asks for a summary after these edits."""
     return any(isinstance(edit.edit, SummarizeContext) for edit in applied)
-
-
-def must_summarize(edits: Sequence[ContextEdit]) -> bool:
-    """Whether these edits ask for a summary of any prompt, however long it is."""
-    return any(isinstance(edit, SummarizeContext) and edit.threshold == 0 for edit in edits)
 
 
 def question_members(messages: Sequence[Message], edit: SummarizeContext) -> dict[str, Any]:
