@@ -28,7 +28,7 @@ KEPT_TOOL_USES = 3
 KEPT_THINKING_TURNS = 1
 MAX_INSTRUCTIONS = 1 << 16  # characters
 COMPACTION_MEMBERS = {"type", "instructions"}
-# Members that the original refuses in a request for a summary. Counts of tokens read only the first of them.
+# Members that the original refuses in a request for a summary; counts of tokens read only PROMPT_MEMBERS.
 PROMPT_MEMBERS = ("context_management", "output_format")
 REPLY_MEMBERS = (*PROMPT_MEMBERS, "stop_sequences")
 NOT_FIRST = f"context_management.edits: `{CLEAR_THINKING}` must be the first edit"
