@@ -141,6 +141,7 @@ def is_documented(path: str, status: int) -> bool:
 @pytest.mark.skipif(not NIGHTLY, reason="takes minutes: PARLEY_NIGHTLY=1")
 @pytest.mark.parametrize("path", [path for path in POST_PATHS if not path.endswith(STOPPING_PATHS)])
 def test_every_route_survives_every_bomb(server, path):
+    forget_peak_memory(server.process.pid)
     with continuous_probes(server.url):
         for name, body, headers in every_bomb():
             status = send_body(server.url, path, body, headers)
@@ -180,6 +181,7 @@ LONG_TEXT = "The sun goes down, and the moon comes up. " * (30_000_000 // 42)
 @pytest.mark.parametrize("path", TEXT_ROUTES if NIGHTLY else ["/tokenize", "/v1/completions", "/tgi/generate"])
 def test_long_text_is_refused_without_reading_it_all(server, path):
     body = json.dumps(write_text_request(TEXT_ROUTES[path], LONG_TEXT)).encode()
+    forget_peak_memory(server.process.pid)
     with continuous_probes(server.url):
         assert 400 <= send_body(server.url, path, body) < 500
     assert peak_memory_of(server.process.pid) < 1 << 30
