@@ -87,7 +87,7 @@ class AnswerUsage:
         return f"({self.tokens} token{'s' * (self.tokens != 1)}{rate})"
 
 
-class Conversation:
+class TerminalConversation:
     """One conversation: its turns, its settings, and its server."""
 
     def __init__(
@@ -293,7 +293,7 @@ def run_command(config: ResolvedOptions) -> int:
             settings = {
                 option.name: config[option.name] for option in ANSWER_OPTIONS if config[option.name] is not None
             }
-            chat = Conversation(client, name, config["system"], settings)
+            chat = TerminalConversation(client, name, config["system"], settings)
             if config["question"]:
                 return 0 if print_answer(chat, config["question"]) else 1
             return read_terminal(chat) if sys.stdin.isatty() else answer_lines(chat)
@@ -325,7 +325,7 @@ def _is_serving(client: OpenAIClient) -> bool:
         return error.status in (401, 403)  # it runs, but the key is wrong
 
 
-def print_answer(chat: Conversation, question: str | None) -> bool:
+def print_answer(chat: TerminalConversation, question: str | None) -> bool:
     """Print the answer as it arrives; None: another answer to the last question. Return False if it failed.
 
     Reasoning and tokens per second are shown, dimmed, only in a terminal.
@@ -353,7 +353,7 @@ def print_answer(chat: Conversation, question: str | None) -> bool:
         print("\x1b[0m" if thinking else "", flush=True)
 
 
-def answer_lines(chat: Conversation) -> int:
+def answer_lines(chat: TerminalConversation) -> int:
     """Answer every line of standard input. Return the exit code."""
     succeeded = True
     for line in map(str.strip, sys.stdin):
@@ -366,7 +366,7 @@ def answer_lines(chat: Conversation) -> int:
     return 0 if succeeded else 1
 
 
-def read_terminal(chat: Conversation) -> int:
+def read_terminal(chat: TerminalConversation) -> int:
     """Read lines from the terminal until /bye or Ctrl-D. Return the exit code."""
     print(f"{chat.model} at {chat.client.address}. /help lists commands, /bye exits.")
     with edited_lines("history", chat_words):
@@ -394,7 +394,7 @@ def _is_command(line: str) -> bool:
     return line.startswith("/") and (line.split()[0][1:] in SLASH_COMMANDS or not split_pasted_files(line)[1])
 
 
-def _execute_line(chat: Conversation, line: str) -> bool | None:
+def _execute_line(chat: TerminalConversation, line: str) -> bool | None:
     """Return whether a command worked, or None if it ends the conversation."""
     if line == "/regenerate":
         return print_answer(chat, None)

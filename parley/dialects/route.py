@@ -86,7 +86,7 @@ QuerySchemas = Mapping[str, Mapping[str, Any]]  # JSON schemas by the names of p
 
 
 @dataclass(frozen=True, slots=True)
-class ModelList:
+class ModelListMerge:
     """How a coordinator makes one list of its instances' lists of models. ``whole_query``: the query that asks for a
     whole list, where a query asks for pages; ``read_page`` then returns the page of the whole list that the client's
     query asks for."""
@@ -129,7 +129,7 @@ class Route:
     inliner_pattern: re.Pattern[bytes] | None = None  # ``inliner`` reads only matching bodies; None: all
     # Of a route that creates batches: returns one that has not ended, by its record's name and its ``result_expiry``.
     batch_restorer: Callable[[TenantRecords, str, int | None], BatchJob | None] | None = None
-    model_list: ModelList | None = None  # of a route whose answer has an entry for each model, but for "models"
+    model_list: ModelListMerge | None = None  # of a route whose answer has an entry for each model, but for "models"
     reads_many: bool = False  # a route of kind "stored" that may read many records, and so runs in a thread
     query: QuerySchemas = field(default_factory=dict, hash=False)  # schemas of the query's parameters
     body_paths: tuple[str, ...] = ()  # other routes of its API whose bodies it reads as well

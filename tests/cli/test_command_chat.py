@@ -20,7 +20,7 @@ from support.cli_process import clean_environment, send_answer, send_events
 from support.terminal import Terminal
 
 from parley.cli import temporary_server
-from parley.cli.chat import Conversation
+from parley.cli.chat import TerminalConversation
 from parley.cli.client import ClientError, OpenAIClient, ServerAddress
 from parley.cli.terminal.messages import read_message
 from parley.settings.options import ConfigError
@@ -59,7 +59,7 @@ def test_an_unreadable_image_does_not_lose_the_files_for_the_question(url, tmp_p
     (tmp_path / "notes.txt").write_text("Buy milk")
     (tmp_path / "broken.png").write_bytes(b"no image")
     client = OpenAIClient(ServerAddress.parse_url(url))
-    chat = Conversation(client, client.list_models()[0], settings={"max-tokens": 60})
+    chat = TerminalConversation(client, client.list_models()[0], settings={"max-tokens": 60})
     chat.run_slash_command(f"/read {tmp_path / 'notes.txt'}")
     with pytest.raises(ConfigError, match="cannot be sent"):
         next(chat.ask_question(f"What is {tmp_path / 'broken.png'}?"))
@@ -298,7 +298,7 @@ def wait_until(seconds: float, condition) -> bool:
 
 
 def test_chat_keeps_aborted_answers_and_drops_unanswered_questions(url, faulty):
-    chat = Conversation(
+    chat = TerminalConversation(
         OpenAIClient(ServerAddress.parse_url(url)), "tiny", settings={"max-tokens": 40, "thinking": "on"}
     )
     answer = chat.ask_question("the quick brown fox")
@@ -307,9 +307,11 @@ def test_chat_keeps_aborted_answers_and_drops_unanswered_questions(url, faulty):
     assert [turn["role"] for turn in chat.turns] == ["user", "assistant"]
     assert chat.turns[1]["content"] == "".join(pieces)
     assert chat.request_body()["chat_template_kwargs"] == {"enable_thinking": True}
-    silent = Conversation(OpenAIClient(ServerAddress.parse_url(faulty(lambda h: send_events(h, b"[DONE]")))), "m")
+    silent = TerminalConversation(
+        OpenAIClient(ServerAddress.parse_url(faulty(lambda h: send_events(h, b"[DONE]")))), "m"
+    )
     assert list(silent.ask_question("x")) == [] and silent.turns == []
-    unreachable = Conversation(OpenAIClient(ServerAddress.parse_url("http://127.0.0.1:9")), "m")
+    unreachable = TerminalConversation(OpenAIClient(ServerAddress.parse_url("http://127.0.0.1:9")), "m")
     with pytest.raises(ClientError, match="No server answers"):
         list(unreachable.ask_question("x"))
     assert unreachable.turns == []

@@ -307,8 +307,8 @@ def test_tei_info_describes_the_kind_of_model(members, kind):
     [
         (ENCODER, embed.EmbedReply, embed.FeatureReply),
         (SPARSE, embed.SparseReply, embed.SparseReply),
-        (CLASSIFIER, predict.PredictReply, predict.ClassificationReply),
-        (RERANKER, BadRequest, predict.ClassificationReply),
+        (CLASSIFIER, predict.PredictReply, predict.TextClassificationReply),
+        (RERANKER, BadRequest, predict.TextClassificationReply),
     ],
 )
 def test_tei_root_does_the_task_of_the_model(context, strict_reply, extended_reply):
@@ -320,7 +320,7 @@ def test_tei_root_does_the_task_of_the_model(context, strict_reply, extended_rep
             assert type(read(tei.read_main_task, {"inputs": "a"}, context, rules)) is expected
         if context is RERANKER:
             reply = read(tei.read_main_task, {"query": "a", "texts": ["b"]}, context, rules)
-            assert type(reply) is predict.RerankReply
+            assert type(reply) is predict.TeiRerankReply
 
 
 def test_single_texts_have_the_forms_of_hugging_faces_clients_at_the_shared_root():

@@ -32,7 +32,7 @@ from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.instance_scheduler import InstanceScheduler
 from parley.dialects.mounts import ApiMount
 from parley.dialects.request_context import RequestContext
-from parley.dialects.route import ModelList, Route, RouteKind
+from parley.dialects.route import ModelListMerge, Route, RouteKind
 from parley.errors import SERVER_ERROR, NotAllowed, NotFound, ParleyError
 from parley.serving.records.connection_records import ConnectionStore
 from parley.serving.server_options import ServerOptions
@@ -330,7 +330,7 @@ class InferenceFront:
         connections, method, kind = self._connections, client.scope["method"], route.kind
         if kind == "summed_info" and method != "HEAD":
             return forward.forward_and_merge(connections, client, instances, body, merge_answers.sum_pages)
-        model_list = ModelList() if kind == "models" else route.model_list
+        model_list = ModelListMerge() if kind == "models" else route.model_list
         if model_list is not None and method != "HEAD" and len({instance.models for instance in instances}) > 1:
             query = model_list.whole_query or None
             merge = partial(_unite_model_lists, model_list, parsing_context(client))
@@ -350,7 +350,7 @@ class InferenceFront:
         return usable
 
 
-def _unite_model_lists(model_list: ModelList, context: RequestContext, pages: Iterable[bytes]) -> bytes:
+def _unite_model_lists(model_list: ModelListMerge, context: RequestContext, pages: Iterable[bytes]) -> bytes:
     whole_list = merge_answers.unite_lists(pages)
     return whole_list if model_list.read_page is None else model_list.read_page(whole_list, context)
 

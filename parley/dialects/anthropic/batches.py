@@ -60,14 +60,14 @@ class StoredBatch(msgspec.Struct):
         return self.created + WINDOW_SECONDS
 
 
-class InputLine(msgspec.Struct):
+class StoredMessageRequest(msgspec.Struct):
     """A request of a batch, as it is stored until the batch runs."""
 
     custom_id: str
     params: msgspec.Raw
 
 
-class ResultLine(msgspec.Struct):
+class MessageBatchResult(msgspec.Struct):
     """A result."""
 
     custom_id: str
@@ -75,7 +75,7 @@ class ResultLine(msgspec.Struct):
 
 
 class MessageBatch(BatchJob):
-    """A batch that has not ended. ``lines``: its requests, each an ``InputLine``, if it was just created."""
+    """A batch that has not ended. ``lines``: its requests, each an ``StoredMessageRequest``, if it was just created."""
 
     creation_path = BATCHES_PATH
     kept_headers = (VERSION_HEADER, b"anthropic-beta")
@@ -109,7 +109,7 @@ class MessageBatch(BatchJob):
         """Read the requests, unless that has been done."""
         if not self._requests:
             content = find_content(self._records, self._id) or b""  # the store may have dropped it
-            lines = [msgspec.json.decode(line, type=InputLine) for line in content.splitlines()]
+            lines = [msgspec.json.decode(line, type=StoredMessageRequest) for line in content.splitlines()]
             self._requests = [BatchRequest(MESSAGES_PATH, bytes(line.params), line.custom_id) for line in lines]
         return self._requests
 
@@ -128,7 +128,7 @@ class MessageBatch(BatchJob):
         return self._has_room
 
     def _add_result(self, number: int, custom_id: str, kind: str, **members: Any) -> None:
-        line = encode_json(ResultLine(custom_id, {"type": kind, **members})) + b"\n"
+        line = encode_json(MessageBatchResult(custom_id, {"type": kind, **members})) + b"\n"
         self._results[number] = line
         self._size += len(line)
         self._counts[kind] += 1

@@ -13,7 +13,7 @@ from parley.dialects.client_tools import ClientTool, JsonSchema, object_schema, 
 
 
 @dataclass(frozen=True, slots=True)
-class AnthropicTool(ClientTool):
+class AnthropicClientTool(ClientTool):
     """One tool.
 
     * ``name``: the only one that the original accepts.
@@ -50,7 +50,7 @@ EDIT_PROPERTIES: dict[str, JsonSchema] = {  # of commands that show and change a
     "insert_text": text_schema("insert: the text to insert."),
 }
 
-BASH = AnthropicTool(
+BASH = AnthropicClientTool(
     "bash",
     "Runs commands in a bash shell that keeps its state from call to call. Give a command, or restart the shell.",
     object_schema(
@@ -63,7 +63,7 @@ BASH = AnthropicTool(
 )
 
 
-def _editor_tool(name: str, *, can_undo: bool = False, has_max_characters: bool = False) -> AnthropicTool:
+def _editor_tool(name: str, *, can_undo: bool = False, has_max_characters: bool = False) -> AnthropicClientTool:
     """Return a version of the editor. Those that can undo read the text to insert from ``new_str``."""
     commands = ["view", "create", "str_replace", "insert"]
     properties = {
@@ -74,7 +74,7 @@ def _editor_tool(name: str, *, can_undo: bool = False, has_max_characters: bool 
         commands.append("undo_edit")
         del properties["insert_text"]
         properties["new_str"] = text_schema("str_replace: the text in its place. insert: the text to insert.")
-    return AnthropicTool(
+    return AnthropicClientTool(
         name,
         "Shows, creates and edits text files, and lists folders." + " undo_edit takes back the last edit." * can_undo,
         object_schema({"command": _command_schema(*commands), **properties}, ["command", "path"]),
@@ -82,7 +82,7 @@ def _editor_tool(name: str, *, can_undo: bool = False, has_max_characters: bool 
     )
 
 
-MEMORY = AnthropicTool(
+MEMORY = AnthropicClientTool(
     "memory",
     "Keeps notes in files below /memories, which outlast this conversation. Look at the folder first, and write down "
     "what a later conversation should know.",
@@ -114,7 +114,7 @@ ZOOM: JsonSchema = {
 }
 
 
-def _computer_tool(*, has_later_actions: bool, has_zoom: bool = False) -> AnthropicTool:
+def _computer_tool(*, has_later_actions: bool, has_zoom: bool = False) -> AnthropicClientTool:
     """Return a version of the computer. Its description ends with the size of the screen, which a request names."""
     actions = [*FIRST_ACTIONS, *(LATER_ACTIONS if has_later_actions else ())]
     properties: dict[str, JsonSchema] = {
@@ -129,7 +129,7 @@ def _computer_tool(*, has_later_actions: bool, has_zoom: bool = False) -> Anthro
             "scroll_amount": {"type": "integer", "minimum": 0, "description": "scroll: the clicks of the wheel."},
             "duration": {"type": "number", "minimum": 0, "description": "hold_key, wait: seconds."},
         }
-    return AnthropicTool(
+    return AnthropicClientTool(
         "computer",
         "Uses the mouse, the keyboard and the screen of a computer. Take a screenshot to see what an action has done.",
         object_schema(properties, ["action"]),

@@ -17,7 +17,13 @@ from parley.dialects.anthropic.api_rules import AnthropicRules
 from parley.dialects.anthropic.blocks import BlockReader
 from parley.dialects.anthropic.context_management import applied_edits_object, read_compaction, read_context_edits
 from parley.dialects.anthropic.error_answers import anthropic_error_object
-from parley.dialects.anthropic.options import CREATE_MEMBERS, MAX_TOKENS, SHARED_MEMBERS, OutputForm, Thinking
+from parley.dialects.anthropic.options import (
+    CREATE_MEMBERS,
+    MAX_TOKENS,
+    SHARED_MEMBERS,
+    AnthropicOutputForm,
+    AnthropicThinking,
+)
 from parley.dialects.anthropic.refusal_wording import ANTHROPIC_WORDING, check_member_names
 from parley.dialects.anthropic.token_usage import input_usage, message_usage, output_usage
 from parley.dialects.anthropic.tools import read_tools
@@ -80,8 +86,10 @@ class MessageBody:
         turn_reader.check_media(turns, dict(context.media_limits))
         tools = read_tools(body, blocks, turn_reader.tool_changes)
         self.toolset_members = tools.toolset_members
-        self.thinking: Thinking = options.read_thinking(body, rules, max_tokens, forced_call=tools.choice == "required")
-        self.form: OutputForm = options.read_output_form(body, rules)
+        self.thinking: AnthropicThinking = options.read_thinking(
+            body, rules, max_tokens, forced_call=tools.choice == "required"
+        )
+        self.form: AnthropicOutputForm = options.read_output_form(body, rules)
         options.check_other_members(body, blocks)
         edits = read_context_edits(body, rules, context.context_length, thinks=self.thinking.enabled)
         compaction = read_compaction(body, rules, must_call=tools.choice == "required", only_counts=max_tokens is None)

@@ -17,7 +17,7 @@ from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.openapi_bodies import MODEL_REFERENCE
 from parley.dialects.reply import Answer
 from parley.dialects.request_context import RequestContext
-from parley.dialects.route import ModelList, QuerySchemas
+from parley.dialects.route import ModelListMerge, QuerySchemas
 from parley.errors import UnknownModel, excerpt
 from parley.types import ModelInfo
 
@@ -37,14 +37,14 @@ def answer_models(body: bytes, context: RequestContext, facts: ServerFacts) -> A
 
 def read_model_page(whole_list: bytes, context: RequestContext) -> bytes:
     """Return the same page of a list that has all models. Raises InvalidValue, msgspec.MsgspecError."""
-    return encode_json(_page_of(msgspec.json.decode(whole_list, type=_WholeList).data, context))
+    return encode_json(_page_of(msgspec.json.decode(whole_list, type=_AnthropicModelList).data, context))
 
 
-class _WholeList(msgspec.Struct):
+class _AnthropicModelList(msgspec.Struct):
     data: list[dict[str, Any]]
 
 
-MODEL_LIST = ModelList(b"limit=%d" % MAX_PAGE, read_model_page)
+MODEL_LIST = ModelListMerge(b"limit=%d" % MAX_PAGE, read_model_page)
 
 
 def _page_of(models: Sequence[dict[str, Any]], context: RequestContext) -> dict[str, Any]:

@@ -39,7 +39,7 @@ CREATE_MEMBERS = SHARED_MEMBERS | {
 }  # fmt: skip
 
 
-class Thinking(msgspec.Struct, frozen=True):
+class AnthropicThinking(msgspec.Struct, frozen=True):
     """Whether the model thinks, with how many tokens at most, and whether the client sees it."""
 
     enabled: bool = False
@@ -47,11 +47,13 @@ class Thinking(msgspec.Struct, frozen=True):
     omitted: bool = False
 
 
-def read_thinking(body: Fields, rules: AnthropicRules, max_tokens: int | None, *, forced_call: bool) -> Thinking:
+def read_thinking(
+    body: Fields, rules: AnthropicRules, max_tokens: int | None, *, forced_call: bool
+) -> AnthropicThinking:
     """Return how the model thinks. ``forced_call``: the answer must call a tool, so it does not. Raises BadRequest."""
     config = body.object("thinking")
     if config is None:
-        return Thinking()
+        return AnthropicThinking()
     kind = config.string("type", None, allowed=THINKING_TYPES)
     if kind is None:
         raise config.missing_member("type")
@@ -59,32 +61,34 @@ def read_thinking(body: Fields, rules: AnthropicRules, max_tokens: int | None, *
     omitted = config.string("display", "summarized", allowed=THINKING_DISPLAYS) == "omitted"
     budget = config.integer("budget_tokens", None, MIN_BUDGET if rules.strict else 1, MAX_TOKENS)
     if kind == "disabled":
-        return Thinking()
+        return AnthropicThinking()
     if kind == "enabled" and budget is None:
         raise config.missing_member("budget_tokens")
     if rules.strict and budget is not None and max_tokens is not None and budget >= max_tokens:
         raise InvalidValue("`max_tokens` must be greater than `thinking.budget_tokens`.", field="max_tokens")
     if forced_call and rules.strict:
         raise InvalidValue(FORCED_THINKING, field="thinking")
-    return Thinking() if forced_call else Thinking(True, budget if kind == "enabled" else None, omitted)
+    return (
+        AnthropicThinking() if forced_call else AnthropicThinking(True, budget if kind == "enabled" else None, omitted)
+    )
 
 
-class OutputForm(msgspec.Struct, frozen=True):
+class AnthropicOutputForm(msgspec.Struct, frozen=True):
     """The effort of the answer, and the grammar that it follows."""
 
     effort: str | None = None
     grammar: Grammar | None = None
 
 
-def read_output_form(body: Fields, rules: AnthropicRules) -> OutputForm:
+def read_output_form(body: Fields, rules: AnthropicRules) -> AnthropicOutputForm:
     """Read ``output_config``, and ``output_format``, its older spelling. Raises BadRequest."""
     old_format = _read_format(body, "output_format", rules)
     config = body.object("output_config")
     if config is None:
-        return OutputForm(grammar=old_format)
+        return AnthropicOutputForm(grammar=old_format)
     check_member_names(config, OUTPUT_MEMBERS, rules)
     config.free_object("task_budget")  # advice to models that know it
-    return OutputForm(
+    return AnthropicOutputForm(
         config.string("effort", None, allowed=EFFORTS), _read_format(config, "format", rules) or old_format
     )
 

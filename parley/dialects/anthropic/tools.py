@@ -10,7 +10,7 @@ import msgspec
 
 from parley.dialects.anthropic.api_rules import AnthropicRules
 from parley.dialects.anthropic.blocks import BlockReader
-from parley.dialects.anthropic.client_tools import CLIENT_TOOLS, AnthropicTool, with_zoom
+from parley.dialects.anthropic.client_tools import CLIENT_TOOLS, AnthropicClientTool, with_zoom
 from parley.dialects.anthropic.refusal_wording import check_member_names, unsupported_value_error
 from parley.dialects.anthropic.toolsets import TOOLSETS, ToolsetMember, read_toolset
 from parley.dialects.anthropic.turns import ToolChanges
@@ -33,7 +33,7 @@ CHOICES: dict[str, Choice] = {"auto": "auto", "any": "required", "tool": "requir
 ToolObject = dict[str, Any]
 
 
-class ToolMembers(msgspec.Struct, frozen=True):
+class AnthropicToolMembers(msgspec.Struct, frozen=True):
     """The tool members of a request, as in ``ChatPrompt``.
 
     ``toolset_members``: the tools of toolsets by the model's names.
@@ -47,7 +47,7 @@ class ToolMembers(msgspec.Struct, frozen=True):
     toolset_members: dict[str, ToolsetMember] = {}
 
 
-class DeclaredTool(msgspec.Struct, frozen=True):
+class AnthropicTool(msgspec.Struct, frozen=True):
     """A tool of a request. ``definition``: where it is declared; ``member``: if it is one of a toolset."""
 
     tool: ToolObject
@@ -61,7 +61,7 @@ class DeclaredTool(msgspec.Struct, frozen=True):
         return _name_of(self.tool)
 
 
-def read_tools(body: Fields, blocks: BlockReader, changes: ToolChanges) -> ToolMembers:
+def read_tools(body: Fields, blocks: BlockReader, changes: ToolChanges) -> AnthropicToolMembers:
     """Read the tools and the choice among them. Call it after the conversation is read. Raises BadRequest."""
     definitions = [*body.objects("tools", cap=MAX_TOOLS), *changes.definitions]
     declared = [tool for definition in definitions for tool in _read_definition(definition, blocks)]
@@ -82,15 +82,15 @@ def read_tools(body: Fields, blocks: BlockReader, changes: ToolChanges) -> ToolM
     )
 
 
-def _read_definition(definition: Fields, blocks: BlockReader) -> Iterator[DeclaredTool]:
+def _read_definition(definition: Fields, blocks: BlockReader) -> Iterator[AnthropicTool]:
     """Yield the tools of an entry of ``tools``: one, or those of a toolset. Raises BadRequest."""
     kind = definition.string("type", "custom", cap=256)
     if kind not in TOOLSETS:
-        yield DeclaredTool(_read_tool(definition, blocks), definition, definition.boolean("defer_loading", False))
+        yield AnthropicTool(_read_tool(definition, blocks), definition, definition.boolean("defer_loading", False))
         return
     blocks.read_cache_control(definition)
     for function, member, is_deferred in read_toolset(definition, kind, blocks.rules):
-        yield DeclaredTool({"type": "function", "function": function}, definition, is_deferred, member)
+        yield AnthropicTool({"type": "function", "function": function}, definition, is_deferred, member)
 
 
 def _name_of(tool: ToolObject) -> str:
@@ -125,7 +125,7 @@ def _read_tool(tool: Fields, blocks: BlockReader) -> ToolObject:
     return {"type": "function", "function": function}
 
 
-def _read_client_tool(tool: Fields, kind: str, client_tool: AnthropicTool, blocks: BlockReader) -> ToolObject:
+def _read_client_tool(tool: Fields, kind: str, client_tool: AnthropicClientTool, blocks: BlockReader) -> ToolObject:
     """Return a tool that Anthropic defines, with its schema."""
     check_member_names(tool, CLIENT_TOOL_MEMBERS | _own_members(client_tool), blocks.rules, kind)
     blocks.read_cache_control(tool)
@@ -141,7 +141,7 @@ def _read_client_tool(tool: Fields, kind: str, client_tool: AnthropicTool, block
     return {"type": "function", "function": function}
 
 
-def _own_members(client_tool: AnthropicTool) -> Set[str]:
+def _own_members(client_tool: AnthropicClientTool) -> Set[str]:
     """Return the members that a tool has besides those of all tools that Anthropic defines."""
     return {
         *(("max_characters",) if client_tool.has_max_characters else ()),
@@ -161,7 +161,7 @@ def _read_display(tool: Fields) -> str:
     return f" {screen} is {width} pixels wide and {height} pixels high."
 
 
-def _check_names(tools: Iterable[DeclaredTool]) -> None:
+def _check_names(tools: Iterable[AnthropicTool]) -> None:
     """Raise InvalidValue if two tools have the same name."""
     names: set[str] = set()
     for tool in tools:
@@ -170,10 +170,12 @@ def _check_names(tools: Iterable[DeclaredTool]) -> None:
         names.add(tool.name)
 
 
-def _read_choice(body: Fields, tools: list[ToolObject], names: list[str], rules: AnthropicRules) -> ToolMembers:
+def _read_choice(
+    body: Fields, tools: list[ToolObject], names: list[str], rules: AnthropicRules
+) -> AnthropicToolMembers:
     choice = body.object("tool_choice")
     if choice is None:
-        return ToolMembers(tools)
+        return AnthropicToolMembers(tools)
     check_member_names(choice, CHOICE_MEMBERS, rules)
     kind = choice.string("type", None, allowed=tuple(CHOICES))
     if kind is None:
@@ -182,11 +184,11 @@ def _read_choice(body: Fields, tools: list[ToolObject], names: list[str], rules:
     if kind in ("any", "tool") and not tools:
         raise body.member_error("tool_choice", f"'{kind}' may only be specified while providing `tools`.")
     if kind != "tool":
-        return ToolMembers(tools, CHOICES[kind], None, parallel)
+        return AnthropicToolMembers(tools, CHOICES[kind], None, parallel)
     name = choice.string("name", None, cap=256)
     if name is None:
         raise choice.missing_member("name")
     if name not in map(_name_of, tools):
         problem = "is deferred or removed" if name in names else "not found in provided tools"
         raise InvalidValue(f"Tool '{name}' {problem}", field=choice.member_path("name"))
-    return ToolMembers(tools, "required", name, parallel)
+    return AnthropicToolMembers(tools, "required", name, parallel)

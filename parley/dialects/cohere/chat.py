@@ -12,7 +12,7 @@ from parley.dialects.cohere import conversation, options
 from parley.dialects.cohere.answer import MessageStream, WholeMessage, cohere_event
 from parley.dialects.cohere.answer_ids import id_as_uuid
 from parley.dialects.cohere.api_rules import CohereRules
-from parley.dialects.cohere.conversation import ConversationReader
+from parley.dialects.cohere.conversation import CohereMessageReader
 from parley.dialects.cohere.error_answers import cohere_error_sentence
 from parley.dialects.cohere.refusal_wording import COHERE_WORDING, check_member_names
 from parley.dialects.cohere.token_usage import cohere_usage
@@ -69,7 +69,7 @@ class CohereChatReply(Reply):
         if not model:
             raise body.missing_member("model")
         messages, template_options = conversation.place_documents(
-            ConversationReader(rules, context).read_messages(body), conversation.read_documents(body, rules), context
+            CohereMessageReader(rules, context).read_messages(body), conversation.read_documents(body, rules), context
         )
         options.check_citations(body, rules)
         template_options |= options.read_safety_mode(body, context)

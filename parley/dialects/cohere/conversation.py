@@ -70,7 +70,7 @@ class _ImagePartReader(MediaReader):
     part_types = ("image_url",)
 
 
-class ConversationReader:
+class CohereMessageReader:
     """Reads the messages of one request."""
 
     def __init__(self, rules: CohereRules, context: RequestContext):

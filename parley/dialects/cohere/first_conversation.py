@@ -21,7 +21,7 @@ from parley.dialects.cohere.conversation import (
     Document,
     result_text,
 )
-from parley.dialects.cohere.options import MAX_TOOLS, ToolMembers, check_tool_name
+from parley.dialects.cohere.options import MAX_TOOLS, CohereToolMembers, check_tool_name
 from parley.dialects.cohere.refusal_wording import check_member_names
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
@@ -171,7 +171,7 @@ def read_first_documents(body: Fields) -> list[Document]:
 # -- tools
 
 
-def read_first_tools(body: Fields, rules: CohereRules) -> ToolMembers:
+def read_first_tools(body: Fields, rules: CohereRules) -> CohereToolMembers:
     """Read the tools, whose parameters have types of Python. Raises BadRequest."""
     tools: list[dict[str, Any]] = []
     schema_fields: dict[str, str] = {}
@@ -187,7 +187,7 @@ def read_first_tools(body: Fields, rules: CohereRules) -> ToolMembers:
         description = item.string("description", "")
         signature = {"name": name, "description": description, "parameters": _read_parameters(item, rules)}
         tools.append({"type": "function", "function": signature})
-    return ToolMembers(tools, "auto", schema_fields)
+    return CohereToolMembers(tools, "auto", schema_fields)
 
 
 def _read_parameters(tool: Fields, rules: CohereRules) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.reply import Answer
 from parley.dialects.request_context import RequestContext
-from parley.dialects.route import ModelList, QuerySchemas
+from parley.dialects.route import ModelListMerge, QuerySchemas
 from parley.errors import UnknownModel, excerpt
 from parley.types import ModelTask
 
@@ -44,14 +44,14 @@ def answer_models(body: bytes, context: RequestContext, facts: ServerFacts) -> A
 
 def read_model_page(whole_list: bytes, context: RequestContext) -> bytes:
     """Return the same page of a list that has all models. Raises InvalidValue, msgspec.MsgspecError."""
-    return encode_json(_page_of(msgspec.json.decode(whole_list, type=_WholeList).models, context))
+    return encode_json(_page_of(msgspec.json.decode(whole_list, type=_CohereModelList).models, context))
 
 
-class _WholeList(msgspec.Struct):
+class _CohereModelList(msgspec.Struct):
     models: list[dict[str, Any]]
 
 
-MODEL_LIST = ModelList(b"page_size=%d" % MAX_PAGE, read_model_page)
+MODEL_LIST = ModelListMerge(b"page_size=%d" % MAX_PAGE, read_model_page)
 
 
 def answer_model(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:

@@ -40,7 +40,7 @@ BOTH_PENALTIES = "invalid request: cannot specify both frequency_penalty and pre
 FORMAT_WITH = "invalid request: response_format is not supported with {}."
 
 
-class ToolMembers(msgspec.Struct, frozen=True):
+class CohereToolMembers(msgspec.Struct, frozen=True):
     """The tool members of a request, as in ``ChatPrompt``."""
 
     tools: list[dict[str, Any]] = []
@@ -48,7 +48,7 @@ class ToolMembers(msgspec.Struct, frozen=True):
     schema_fields: dict[str, str] = {}
 
 
-def read_tools(body: Fields, rules: CohereRules) -> ToolMembers:
+def read_tools(body: Fields, rules: CohereRules) -> CohereToolMembers:
     """Read the tools and whether one must be called. Raises BadRequest."""
     are_strict = body.boolean("strict_tools", False)
     tools: list[dict[str, Any]] = []
@@ -69,7 +69,7 @@ def read_tools(body: Fields, rules: CohereRules) -> ToolMembers:
     choice = body.string("tool_choice", None, allowed=tuple(CHOICES))
     if choice == "REQUIRED" and not tools:
         raise body.member_error("tool_choice", "REQUIRED is only allowed with tools.")
-    return ToolMembers(tools, "auto" if choice is None else CHOICES[choice], schema_fields)
+    return CohereToolMembers(tools, "auto" if choice is None else CHOICES[choice], schema_fields)
 
 
 def _read_function(function: Fields, rules: CohereRules) -> dict[str, Any]:
@@ -168,24 +168,24 @@ def read_response_format(
     return Grammar("json", ANY_OBJECT_SCHEMA if schema is None else schema, field=form.member_path(member))
 
 
-class Thinking(msgspec.Struct, frozen=True):
+class CohereThinking(msgspec.Struct, frozen=True):
     """Whether the model thinks (None: as it does by default), and with how many tokens at most."""
 
     enabled: bool | None = None
     budget: int | None = None
 
 
-def read_thinking(body: Fields, rules: CohereRules) -> Thinking:
+def read_thinking(body: Fields, rules: CohereRules) -> CohereThinking:
     """Return how the model thinks. Raises BadRequest."""
     config = body.object("thinking")
     if config is None:
-        return Thinking()
+        return CohereThinking()
     check_member_names(config, THINKING_MEMBERS, rules)
     kind = config.string("type", None, allowed=("enabled", "disabled"))
     if kind is None:
         raise config.missing_member("type")
     budget = config.integer("token_budget", None, 1, MAX_TOKENS)
-    return Thinking(True, budget) if kind == "enabled" else Thinking(False)
+    return CohereThinking(True, budget) if kind == "enabled" else CohereThinking(False)
 
 
 def check_citations(body: Fields, rules: CohereRules) -> None:

@@ -22,7 +22,7 @@ from parley.dialects.dialect import Dialect, PromptMembers
 from parley.dialects.fields import decode_fields
 from parley.dialects.reply import Reply
 from parley.dialects.request_context import RequestContext
-from parley.dialects.route import ModelList, Route, RouteKind, model_in_body
+from parley.dialects.route import ModelListMerge, Route, RouteKind, model_in_body
 from parley.types import ALL_MODEL_TASKS
 
 OTHER_BASES = ("/api/2.0", "/ai-gateway")
@@ -121,7 +121,7 @@ def _management_routes() -> tuple[Route, ...]:
                 path,
                 "endpoint",
                 reader=handler,
-                model_list=ModelList() if handler is endpoints.list_endpoints else None,
+                model_list=ModelListMerge() if handler is endpoints.list_endpoints else None,
             )
             for (method, path), handler in calls.items()
         ),

@@ -13,7 +13,7 @@ from parley.dialects.openai.common_members import unsupported_member_error
 from parley.dialects.openai.custom_tools import custom_arguments
 from parley.dialects.openai.media_parts import TEXT_ONLY, MediaReader
 from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules
-from parley.dialects.openai.tools import MAX_TOOLS, ToolMembers
+from parley.dialects.openai.tools import MAX_TOOLS, OpenAIToolMembers
 from parley.dialects.request_context import RequestContext
 from parley.errors import Unsupported
 from parley.types import ChatPrompt, Media, Message, ToolCall
@@ -53,7 +53,7 @@ class MessageRules(msgspec.Struct, frozen=True):
 
 def read_conversation(
     body: Fields, rules: ReadingRules = OPENAI_RULES, context: RequestContext | None = None
-) -> tuple[ChatPrompt, ToolMembers]:
+) -> tuple[ChatPrompt, OpenAIToolMembers]:
     """Return the conversation, and the members about its tools. Raises BadRequest.
 
     Without ``context``, only text is accepted.

@@ -24,7 +24,7 @@ ToolKind = Literal["function", "custom"]
 TOOL_KINDS: tuple[ToolKind, ...] = ("function", "custom")
 
 
-class ToolMembers(msgspec.Struct, frozen=True):
+class OpenAIToolMembers(msgspec.Struct, frozen=True):
     """The tool members of a request, as in ``ChatPrompt``.
 
     ``legacy``: its tools came as ``functions``. ``custom``: the names of custom tools, functions to the model.
@@ -40,7 +40,7 @@ class ToolMembers(msgspec.Struct, frozen=True):
     schema_fields: dict[str, str] = {}
 
 
-class DeclaredTool(msgspec.Struct, frozen=True):
+class OpenAITool(msgspec.Struct, frozen=True):
     """A tool of a body: the members that describe it, and the function that the model sees."""
 
     fields: Fields
@@ -60,7 +60,7 @@ class DeclaredTool(msgspec.Struct, frozen=True):
         return self.fields.member_path("parameters")
 
 
-def read_tools(body: Fields, rules: ReadingRules) -> ToolMembers:
+def read_tools(body: Fields, rules: ReadingRules) -> OpenAIToolMembers:
     """Read the tool members of a body. Raises BadRequest."""
     if rules.needs_tools:
         _check_tools_given(body)
@@ -74,7 +74,7 @@ def read_tools(body: Fields, rules: ReadingRules) -> ToolMembers:
     if declared and functions:
         raise body.member_error("functions", "cannot be used together with 'tools', which replaces it.")
     tool_members = (
-        ToolMembers(
+        OpenAIToolMembers(
             _tool_objects(functions),
             *function_choice,
             parallel=False,
@@ -82,7 +82,7 @@ def read_tools(body: Fields, rules: ReadingRules) -> ToolMembers:
             schema_fields=_schema_fields(functions),
         )
         if functions
-        else ToolMembers(
+        else OpenAIToolMembers(
             _tool_objects(declared),
             *choice,
             parallel=parallel,
@@ -91,7 +91,7 @@ def read_tools(body: Fields, rules: ReadingRules) -> ToolMembers:
         )
     )
     if tool_members.choice == "none" and not rules.shows_unused_tools:
-        return ToolMembers(legacy=tool_members.legacy)
+        return OpenAIToolMembers(legacy=tool_members.legacy)
     return tool_members
 
 
@@ -120,7 +120,7 @@ def call_members(call: ToolCallDelta) -> tuple[ToolKind, str]:
     return ("custom", CUSTOM_INPUT) if isinstance(call, CustomCallDelta) else ("function", "arguments")
 
 
-def _read_tool(tool: Fields, rules: ReadingRules) -> DeclaredTool:
+def _read_tool(tool: Fields, rules: ReadingRules) -> OpenAITool:
     kind = _read_kind(tool, rules)
     if kind is None:
         raise tool.missing_member("type")
@@ -143,13 +143,13 @@ def _signature_start(tool: Fields, name: str) -> dict[str, Any]:
     return {"name": name} if description is None else {"name": name, "description": description}
 
 
-def _read_custom_tool(custom: Fields) -> DeclaredTool:
+def _read_custom_tool(custom: Fields) -> OpenAITool:
     signature = _signature_start(custom, read_identifier(custom))
     signature |= {"parameters": custom_parameters(custom.object("format"), nested=True), "strict": True}
-    return DeclaredTool(custom, "custom", signature)
+    return OpenAITool(custom, "custom", signature)
 
 
-def _read_function(function: Fields, rules: ReadingRules) -> DeclaredTool:
+def _read_function(function: Fields, rules: ReadingRules) -> OpenAITool:
     name = read_identifier(function)
     signature = _signature_start(function, name)
     parameters = function.free_object("parameters") or {"type": "object", "properties": {}}
@@ -166,10 +166,10 @@ def _read_function(function: Fields, rules: ReadingRules) -> DeclaredTool:
             strict_mode.check_strict_schema(
                 parameters, f"function '{name}'", schema_path, "invalid_function_parameters"
             )
-    return DeclaredTool(function, "function", signature)
+    return OpenAITool(function, "function", signature)
 
 
-def _distinct_tools(tools: list[DeclaredTool]) -> list[DeclaredTool]:
+def _distinct_tools(tools: list[OpenAITool]) -> list[OpenAITool]:
     """Return the tools. Raises BadRequest if two have the same name."""
     names: set[str] = set()
     for tool in tools:
@@ -179,23 +179,23 @@ def _distinct_tools(tools: list[DeclaredTool]) -> list[DeclaredTool]:
     return tools
 
 
-def _tool_objects(tools: list[DeclaredTool]) -> list[ToolObject]:
+def _tool_objects(tools: list[OpenAITool]) -> list[ToolObject]:
     """Return the tools as the model sees them."""
     return [{"type": "function", "function": tool.signature} for tool in tools]
 
 
-def _schema_fields(tools: list[DeclaredTool]) -> dict[str, str]:
+def _schema_fields(tools: list[OpenAITool]) -> dict[str, str]:
     return {tool.name: tool.schema_field for tool in tools}
 
 
-def _tool_names(tools: list[DeclaredTool], kind: ToolKind) -> frozenset[str]:
+def _tool_names(tools: list[OpenAITool], kind: ToolKind) -> frozenset[str]:
     return frozenset(tool.name for tool in tools if tool.kind == kind)
 
 
 ToolChoice = tuple[Literal["auto", "none", "required"], str | None, list[str]]
 
 
-def _read_tool_choice(body: Fields, tools: list[DeclaredTool], rules: ReadingRules) -> ToolChoice:
+def _read_tool_choice(body: Fields, tools: list[OpenAITool], rules: ReadingRules) -> ToolChoice:
     """Return ``choice``, ``only`` and ``allowed`` from ``tool_choice``."""
     value = body.raw_value("tool_choice")
     choice_object = None if value is None or isinstance(value, str) else body.object("tool_choice")
@@ -216,7 +216,7 @@ def _read_tool_choice(body: Fields, tools: list[DeclaredTool], rules: ReadingRul
     return "required", _chosen_tool(choice_object, tools, kind), []  # type: ignore[arg-type]  # one of the two kinds
 
 
-def _read_allowed_tools(choice_object: Fields, tools: list[DeclaredTool], rules: ReadingRules) -> ToolChoice:
+def _read_allowed_tools(choice_object: Fields, tools: list[OpenAITool], rules: ReadingRules) -> ToolChoice:
     """Read ``allowed_tools``: a subset of the tools; the model must or may call one of them."""
     inner = choice_object.object("allowed_tools")
     if inner is None:
@@ -233,7 +233,7 @@ def _read_allowed_tools(choice_object: Fields, tools: list[DeclaredTool], rules:
     return mode, None, names  # type: ignore[return-value]  # one of the allowed values
 
 
-def _read_function_choice(body: Fields, functions: list[DeclaredTool]) -> ToolChoice:
+def _read_function_choice(body: Fields, functions: list[OpenAITool]) -> ToolChoice:
     """Return the same from ``function_call``, which has no "required"."""
     value = body.raw_value("function_call")
     choice_object = None if value is None or isinstance(value, str) else body.object("function_call")
@@ -245,7 +245,7 @@ def _read_function_choice(body: Fields, functions: list[DeclaredTool]) -> ToolCh
     return "required", _known_name(choice_object, _tool_names(functions, "function")), []
 
 
-def _chosen_tool(choice_object: Fields, tools: list[DeclaredTool], kind: ToolKind) -> str:
+def _chosen_tool(choice_object: Fields, tools: list[OpenAITool], kind: ToolKind) -> str:
     inner = choice_object.object(kind)
     if inner is None:
         raise choice_object.missing_member(kind)

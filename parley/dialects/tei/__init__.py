@@ -32,8 +32,8 @@ def read_main_task(rules: TeiRules, body: bytes, context: RequestContext) -> Rep
     if not context.labels:
         return embed.read_features(rules, fields, context)
     if len(context.labels) == 1 and (rules.strict or not fields.has_value("inputs")):
-        return predict.RerankReply(rules, fields, context)
-    return (predict.PredictReply if rules.strict else predict.ClassificationReply)(rules, fields, context)
+        return predict.TeiRerankReply(rules, fields, context)
+    return (predict.PredictReply if rules.strict else predict.TextClassificationReply)(rules, fields, context)
 
 
 def _embed_route(

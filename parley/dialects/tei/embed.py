@@ -49,7 +49,7 @@ def read_similarity(rules: TeiRules, body: bytes, context: RequestContext) -> Si
     return SimilarityReply(rules, decode_fields(body, rules.wording), context)
 
 
-def read_features(rules: TeiRules, body: Fields, context: RequestContext) -> EmbeddingReply:
+def read_features(rules: TeiRules, body: Fields, context: RequestContext) -> TeiEmbeddingReply:
     """Read a body that clients of Hugging Face send to ``/``: texts, or sentences to compare unless strict. Raises
     BadRequest."""
     if not rules.strict and isinstance(body.raw_value("inputs"), dict):
@@ -80,7 +80,7 @@ def _read_dimensions(body: Fields) -> int | None:
     return dimensions
 
 
-class EmbeddingReply(TeiReply):
+class TeiEmbeddingReply(TeiReply):
     """A request for vectors, which a classifier does not make."""
 
     def check_model(self, context: RequestContext) -> None:
@@ -95,7 +95,7 @@ def _check_normalization(context: RequestContext, *, normalize: bool) -> None:
         raise UnfitModel(SPARSE_NOT_NORMALIZED)
 
 
-class EmbedReply(EmbeddingReply):
+class EmbedReply(TeiEmbeddingReply):
     """A request for one vector of each text."""
 
     def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
@@ -128,7 +128,7 @@ class FeatureReply(EmbedReply):
         return encode_json(written[0] if self._is_single else written)
 
 
-class EmbedAllReply(EmbeddingReply):
+class EmbedAllReply(TeiEmbeddingReply):
     """A request for one vector of each token."""
 
     def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
@@ -148,7 +148,7 @@ class EmbedAllReply(EmbeddingReply):
         return encode_json([vectors.vector_rows(answer.values, answer.rows) for answer in answers])
 
 
-class SparseReply(EmbeddingReply):
+class SparseReply(TeiEmbeddingReply):
     """A request for the numbers that are not 0 of each text's vector."""
 
     def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
@@ -170,7 +170,7 @@ class SparseReply(EmbeddingReply):
         return [{"index": token, "value": vectors.shortest_float32(weight)} for token, weight in pairs]
 
 
-class SimilarityReply(EmbeddingReply):
+class SimilarityReply(TeiEmbeddingReply):
     """A request for the cosine of one sentence with each of several."""
 
     def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
@@ -198,7 +198,7 @@ class SimilarityReply(EmbeddingReply):
         return encode_json([vectors.shortest_float32(vectors.clamped_cosine(source, other)) for other in other_vectors])
 
 
-class OpenAIEmbedReply(EmbeddingReply):
+class OpenAIEmbedReply(TeiEmbeddingReply):
     """An embedding request of OpenAI's API, with the original's answer and errors."""
 
     field_names: ClassVar[Mapping[str, str]] = {"prompt": "input"}

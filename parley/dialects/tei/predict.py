@@ -29,9 +29,9 @@ def read_predict(rules: TeiRules, body: bytes, context: RequestContext) -> Predi
     return PredictReply(rules, decode_fields(body, rules.wording), context)
 
 
-def read_rerank(rules: TeiRules, body: bytes, context: RequestContext) -> RerankReply:
+def read_rerank(rules: TeiRules, body: bytes, context: RequestContext) -> TeiRerankReply:
     """Read a rerank request. Raises BadRequest."""
-    return RerankReply(rules, decode_fields(body, rules.wording), context)
+    return TeiRerankReply(rules, decode_fields(body, rules.wording), context)
 
 
 def _score_logits(logits: list[float], *, raw: bool) -> list[float]:
@@ -72,7 +72,7 @@ class PredictReply(TeiReply):
         return _best_first([{"score": vectors.shortest_float32(score), "label": label} for score, label in labelled])
 
 
-class ClassificationReply(PredictReply):
+class TextClassificationReply(PredictReply):
     """Text classification as Hugging Face's other servers do it: a single text has a list in a list."""
 
     def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
@@ -80,7 +80,7 @@ class ClassificationReply(PredictReply):
         self._is_batch = True
 
 
-class RerankReply(TeiReply):
+class TeiRerankReply(TeiReply):
     """A request for the scores of texts, given a query."""
 
     def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):

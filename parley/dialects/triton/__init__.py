@@ -11,7 +11,7 @@ from functools import partial
 
 from parley.dialects.dialect import Dialect, PromptMembers
 from parley.dialects.reply import Answer
-from parley.dialects.route import ModelList, Route
+from parley.dialects.route import ModelListMerge, Route
 from parley.dialects.triton import bench, control, error_answers, generate, infer, metrics
 from parley.dialects.triton.images import IMAGE_INPUTS
 from parley.types import ALL_MODEL_TASKS
@@ -35,7 +35,7 @@ def _shared_memory_routes(path: str) -> tuple[Route, ...]:
 
 def _repository_routes(path: str, strict: bool) -> tuple[Route, ...]:
     return (
-        Route("POST", f"{path}/index", "info", reader=control.repository_index, model_list=ModelList()),
+        Route("POST", f"{path}/index", "info", reader=control.repository_index, model_list=ModelListMerge()),
         Route(
             "POST",
             path + "/models/{model}/load",
@@ -86,7 +86,7 @@ def _list_routes(strict: bool) -> tuple[Route, ...]:
     return (
         ()
         if strict
-        else (Route("GET", "/v2/models", "info", reader=control.model_names_answer, model_list=ModelList()),)
+        else (Route("GET", "/v2/models", "info", reader=control.model_names_answer, model_list=ModelListMerge()),)
     )
 
 

@@ -50,7 +50,7 @@ DATATYPES = frozenset({"BYTES", *STRUCT_FORMATS})
 
 
 @dataclass(slots=True)
-class OutputForm:
+class TensorOutputForm:
     """The requested form of the outputs. ``binary``: by output name; ``default_binary``: for all other outputs."""
 
     names: list[str] = field(default_factory=list)  # in the requested order; empty: all outputs
@@ -61,7 +61,7 @@ class OutputForm:
 class InferReply(TritonReply):
     """A reply in tensors; never a stream."""
 
-    def __init__(self, triton_request: TritonRequest, form: OutputForm, coding: bytes = b""):
+    def __init__(self, triton_request: TritonRequest, form: TensorOutputForm, coding: bytes = b""):
         super().__init__(triton_request, stream=False)
         self.content_coding = coding
         self._output_form = form
@@ -101,7 +101,7 @@ def read_triton_infer(body: bytes, context: RequestContext, *, strict: bool = Fa
         if strict:
             raise InvalidValue(RAW_REQUEST_MESSAGE.format(inputs=len(INPUTS), model=context.path_parts["model"]))
         triton_request = read_triton_request({"text_input": _decode_prompt(body)}, "", context)
-        form = OutputForm(default_binary=True)
+        form = TensorOutputForm(default_binary=True)
     else:
         triton_request, form = read_infer_document(parse_document(body[:size]), memoryview(body)[size:], context)
     return InferReply(triton_request, form, _preferred_coding(context.headers.get(b"accept-encoding", b"")))
@@ -109,7 +109,7 @@ def read_triton_infer(body: bytes, context: RequestContext, *, strict: bool = Fa
 
 def read_infer_document(
     document: dict[str, Any], tail: memoryview, context: RequestContext
-) -> tuple[TritonRequest, OutputForm]:
+) -> tuple[TritonRequest, TensorOutputForm]:
     """Read a request's document and the binary tensors in ``tail``. Raises BadRequest."""
     model = context.path_parts["model"]
     request_id = document.get("id", "")
@@ -164,7 +164,7 @@ def _decode_prompt(body: bytes) -> str:
 # -- requested outputs
 
 
-def _read_output_form(document: dict[str, Any], request_id: str, model: str) -> OutputForm:
+def _read_output_form(document: dict[str, Any], request_id: str, model: str) -> TensorOutputForm:
     parameters = _object_member(document, "parameters")
     for name, value in parameters.items():
         if name.startswith("triton_"):
@@ -177,7 +177,7 @@ def _read_output_form(document: dict[str, Any], request_id: str, model: str) -> 
                 field=name,
             )
     _check_sequence_members(parameters)
-    form = OutputForm(default_binary=_boolean_member(parameters, "binary_data_output", False))
+    form = TensorOutputForm(default_binary=_boolean_member(parameters, "binary_data_output", False))
     for output in _array_member(document, "outputs", required=False):
         name = _string_member(output, "name")
         if name in form.binary:

@@ -19,7 +19,7 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import speech_route, tokens
 from parley.dialects.openai.responses import REPLAY_QUERY, stored_routes
 from parley.dialects.openai.responses.inlined_request import inline_response
-from parley.dialects.route import ModelList, Route, model_in_body
+from parley.dialects.route import ModelListMerge, Route, model_in_body
 from parley.dialects.vllm import (
     batch,
     bench,
@@ -276,7 +276,7 @@ STRICT_DIALECT = Dialect(
         speech_route("/v1/audio/transcriptions", transcriptions.read_vllm_transcription),
         speech_route("/v1/audio/translations", transcriptions.read_vllm_translation),
         Route("GET", "/v1/realtime", "socket", reader=realtime.VllmRealtimeSession),
-        Route("GET", "/v1/models", "info", reader=control.answer_models, model_list=ModelList()),
+        Route("GET", "/v1/models", "info", reader=control.answer_models, model_list=ModelListMerge()),
         Route("POST", "/tokenize", "tokenize", reader=control.read_vllm_tokenize, writer=tokens.write_tokens),
         Route("POST", "/detokenize", "detokenize", reader=control.read_vllm_detokenize, writer=tokens.write_token_text),
         Route("GET", "/tokenizer_info", "tokenizer", writer=encode_json),

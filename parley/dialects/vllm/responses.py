@@ -22,7 +22,7 @@ from parley.dialects.openai.responses.members import LOGPROBS_INCLUDED
 from parley.dialects.openai.responses.reply import ResponsesReply
 from parley.dialects.openai.responses.response_object import ResponseObject, ResponseStatus, usage_object
 from parley.dialects.openai.responses.response_rules import ResponsesRules
-from parley.dialects.openai.responses.tools import ToolMembers, joined_name
+from parley.dialects.openai.responses.tools import ResponsesToolMembers, joined_name
 from parley.dialects.openai.tools import MAX_TOOLS
 from parley.dialects.reply import Answer
 from parley.dialects.request_context import RequestContext
@@ -262,7 +262,7 @@ class VllmResponsesReply(ResponsesReply):
             "top_logprobs": self.request.output_options.logprobs,
         }
 
-    def read_settings(self, body: Fields, tool_members: ToolMembers) -> dict[str, Any]:
+    def read_settings(self, body: Fields, tool_members: ResponsesToolMembers) -> dict[str, Any]:
         """Return the members of the answer that the request decides. Raises BadRequest."""
         settings = super().read_settings(body, tool_members)
         tools = body.array("tools", cap=MAX_TOOLS)

@@ -14,7 +14,7 @@ from parley.model.checkpoint.files import Checkpoint
 from parley.model.networks.decoder_config import DecoderConfig, MediaVocabulary
 
 
-class TensorReader(Protocol):
+class VocabularyTensorSource(Protocol):
     """The part of ``DecoderWeights`` that is used here."""
 
     checkpoint: Checkpoint
@@ -23,13 +23,13 @@ class TensorReader(Protocol):
     device: torch.device
 
 
-def media_vocabulary_tensors(weights: TensorReader) -> list[str]:
+def media_vocabulary_tensors(weights: VocabularyTensorSource) -> list[str]:
     """Return the names of all tensors of these projectors."""
     prefixes = tuple(f"{vocabulary.module}." for vocabulary in weights.config.media_vocabularies)
     return [name for name in weights.checkpoint.tensor_names if prefixes and name.startswith(prefixes)]
 
 
-def read_media_rows(weights: TensorReader) -> torch.Tensor | None:
+def read_media_rows(weights: VocabularyTensorSource) -> torch.Tensor | None:
     """Return the embeddings of the last tokens, [count, hidden]; None if text's embedding has those of all tokens.
 
     Files whose projectors are quantized, or missing, serve texts only, which never have these tokens. Raises LoadError.
@@ -43,7 +43,7 @@ def read_media_rows(weights: TensorReader) -> torch.Tensor | None:
     return torch.cat(rows).to(weights.device, weights.dtype) if rows else None
 
 
-def _embed_vocabulary(weights: TensorReader, vocabulary: MediaVocabulary) -> torch.Tensor:
+def _embed_vocabulary(weights: VocabularyTensorSource, vocabulary: MediaVocabulary) -> torch.Tensor:
     """Return the embeddings of a vocabulary, float32 [size, hidden]."""
 
     def view(name: str, *shape: int) -> torch.Tensor:

@@ -53,7 +53,7 @@ NO_ERROR, REFUSED_STREAM = 0, 7  # error codes
 ALL_STREAMS = (1 << 31) - 1  # in GOAWAY: no stream is left out
 
 
-class OpenedConnection(Protocol):
+class Http2Connection(Protocol):
     """A connection that turns out to speak HTTP/2."""
 
     app: ASGIApp
@@ -69,7 +69,7 @@ class OpenedConnection(Protocol):
 class Http2Protocol(asyncio.Protocol):
     """One connection. ``over_limit``: it is above the limit of connections, so its requests are refused."""
 
-    def __init__(self, opened: OpenedConnection, over_limit: bool):
+    def __init__(self, opened: Http2Connection, over_limit: bool):
         self.transport: asyncio.Transport = None  # type: ignore[assignment]
         self.write_paused = False
         self._opened = opened

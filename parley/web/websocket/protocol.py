@@ -47,7 +47,7 @@ class MessagePart:
     is_last: bool
 
 
-class OpenedConnection(Protocol):
+class UpgradedConnection(Protocol):
     """An HTTP connection that becomes a WebSocket."""
 
     app: ASGIApp
@@ -63,7 +63,7 @@ class WebSocketProtocol(asyncio.Protocol):
     """One connection, with the methods that an ``HttpCycle`` uses of a transport and its flow control. ``app``: answers
     requests on it."""
 
-    def __init__(self, opened: OpenedConnection, transport: asyncio.Transport, *, write_paused: bool):
+    def __init__(self, opened: UpgradedConnection, transport: asyncio.Transport, *, write_paused: bool):
         self.transport = transport
         self.app = opened.app
         self.write_paused = write_paused

@@ -58,7 +58,7 @@ class AttachedModelCard(msgspec.Struct, frozen=True):
     max_model_len: int | None = None
 
 
-class ModelList(msgspec.Struct):
+class AttachedModelList(msgspec.Struct):
     """The answer of ``/v1/models``."""
 
     data: list[AttachedModelCard]
@@ -153,7 +153,7 @@ async def read_cards(calls: ServerCalls, settings: AttachedSettings) -> list[Att
         hint = "" if settings.key else "; --engine-key-file names a file with its key"
         raise AttachRefused(f"{settings.url} wants another API key (status {answer.status}){hint}.")
     try:
-        cards = msgspec.json.decode(answer.body, type=ModelList).data if answer.status == 200 else []
+        cards = msgspec.json.decode(answer.body, type=AttachedModelList).data if answer.status == 200 else []
     except ODD_ANSWERS:
         cards = []
     if not cards:

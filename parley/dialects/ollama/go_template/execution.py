@@ -20,11 +20,11 @@ from parley.dialects.ollama.go_template.nodes import (
     FunctionName,
     GoTemplate,
     Invocation,
+    LiteralText,
     LoopExit,
     Node,
     Operand,
     Pipeline,
-    TextNode,
     Variable,
 )
 from parley.dialects.ollama.go_template.values import (
@@ -112,7 +112,7 @@ class _Execution:
 
     def _walk_node(self, node: Node, dot: Any, variables: list[tuple[str, Any]]) -> None:
         match node:
-            case TextNode(text):
+            case LiteralText(text):
                 self._write_output(text)
             case Action(pipeline):
                 value = self._evaluate_pipeline(pipeline, dot, variables)

@@ -75,7 +75,7 @@ Operand = Dot | Constant | FieldPath | Variable | FunctionName | Chain | Pipelin
 
 
 @dataclass(frozen=True, slots=True)
-class TextNode:
+class LiteralText:
     """Text that is written as it is."""
 
     text: str
@@ -114,7 +114,7 @@ class LoopExit:
     keyword: str
 
 
-Node = TextNode | Action | Branch | Invocation | LoopExit
+Node = LiteralText | Action | Branch | Invocation | LoopExit
 
 
 @dataclass(frozen=True, slots=True)

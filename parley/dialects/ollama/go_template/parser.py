@@ -19,11 +19,11 @@ from parley.dialects.ollama.go_template.nodes import (
     FunctionName,
     GoTemplate,
     Invocation,
+    LiteralText,
     LoopExit,
     Node,
     Operand,
     Pipeline,
-    TextNode,
     Variable,
 )
 
@@ -88,7 +88,7 @@ class _Parser:
         while self._position < len(self._tokens):
             token = self._next_token()
             if token.kind == "text":
-                nodes.append(TextNode(token.text))
+                nodes.append(LiteralText(token.text))
                 continue
             keyword = self._peek_token().text if self._peek_token().kind == "name" else ""
             if keyword in ends:

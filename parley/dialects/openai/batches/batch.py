@@ -29,7 +29,7 @@ CUT_OFF = {"code": "server_error", "message": "The answer was cut off."}
 SERVER_ENDED = InputFault("server_error", "The server ended before the batch did.")
 
 
-class ResultLine(msgspec.Struct):
+class BatchResultLine(msgspec.Struct):
     """A line of a file with results."""
 
     id: str
@@ -112,7 +112,7 @@ class OpenAIBatch(BatchJob):
         has_succeeded: bool,
     ) -> None:
         line_id = f"batch_req_{self._unique_id}{number:05x}"
-        line = encode_json(ResultLine(line_id, custom_id, response, error)) + b"\n"
+        line = encode_json(BatchResultLine(line_id, custom_id, response, error)) + b"\n"
         (self._succeeded if has_succeeded else self._failed).append(line)
         self._size += len(line)
 

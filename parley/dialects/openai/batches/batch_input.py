@@ -25,7 +25,7 @@ class InputFault(NamedTuple):
     param: str | None = None
 
 
-class InputLine(msgspec.Struct):
+class BatchInputLine(msgspec.Struct):
     """One line."""
 
     custom_id: str
@@ -61,7 +61,7 @@ def read_batch_input(content: bytes, endpoint: str) -> BatchInput:
                 [InputFault("too_many_tasks", f"A batch has at most {MAX_REQUESTS} requests.", number)]
             )
         line_result = _read_line(line, number, endpoint)
-        if isinstance(line_result, InputLine) and line_result.custom_id in custom_ids:
+        if isinstance(line_result, BatchInputLine) and line_result.custom_id in custom_ids:
             message = f"The custom_id {line_result.custom_id!r} is that of an earlier line."
             line_result = InputFault("duplicate_custom_id", message, number, "custom_id")
         if isinstance(line_result, InputFault):
@@ -82,9 +82,9 @@ def _refused_input(faults: list[InputFault]) -> BatchInput:
     return BatchInput([], faults)
 
 
-def _read_line(line: bytes, number: int, endpoint: str) -> InputLine | InputFault:
+def _read_line(line: bytes, number: int, endpoint: str) -> BatchInputLine | InputFault:
     try:
-        input_line = msgspec.json.decode(line, type=InputLine)
+        input_line = msgspec.json.decode(line, type=BatchInputLine)
         members = msgspec.json.decode(input_line.body, type=_BodyMembers)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return InputFault("invalid_json_line", f"This line is not a request of a batch: {error}.", number)

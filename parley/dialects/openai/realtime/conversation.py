@@ -29,7 +29,7 @@ ItemWithAudio = tuple[dict[str, Any], CommittedAudio | None]
 FIRST_ITEM = "root"  # names the position before all items
 
 
-class Conversation:
+class RealtimeConversation:
     """All items, in order."""
 
     def __init__(self, records: ConnectionRecords):

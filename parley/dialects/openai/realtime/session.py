@@ -16,7 +16,7 @@ from parley.dialects.openai.error_answers import openai_error_object
 from parley.dialects.openai.labels import MAX_LABEL
 from parley.dialects.openai.metadata import read_metadata
 from parley.dialects.openai.realtime.audio import MAX_AUDIO_TEXT, AudioBuffer, CommittedAudio
-from parley.dialects.openai.realtime.conversation import Conversation, ItemWithAudio, input_item, read_item
+from parley.dialects.openai.realtime.conversation import ItemWithAudio, RealtimeConversation, input_item, read_item
 from parley.dialects.openai.realtime.events import new_id, write_error, write_event
 from parley.dialects.openai.realtime.response import RESPONSE_LANE, RealtimeAnswer, ResponseRequest
 from parley.dialects.openai.realtime.session_settings import (
@@ -59,7 +59,7 @@ class RealtimeSession(SocketSession):
         self._settings = SessionSettings(kind, opening.query.get("model", "")[:MAX_LABEL])
         self._id, self._expires_at = new_id("sess"), int(time.time() + self.max_seconds)
         self._buffer = AudioBuffer(opening.records)
-        self._conversation = Conversation(opening.records)
+        self._conversation = RealtimeConversation(opening.records)
         self._last_audio_id: str | None = None
         self._active: ResponseRequest | None = None
         self._answer: RealtimeAnswer | None = None  # of the active response, once it has begun

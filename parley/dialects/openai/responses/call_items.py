@@ -5,7 +5,7 @@ from __future__ import annotations
 from parley.dialects.openai.custom_tools import CustomInput
 from parley.dialects.openai.responses.events import EventStream
 from parley.dialects.openai.responses.open_item import Item, ItemStatus, OpenItem
-from parley.dialects.openai.responses.tools import DeclaredTool
+from parley.dialects.openai.responses.tools import ResponsesTool
 
 
 class CallItem(OpenItem):
@@ -13,7 +13,7 @@ class CallItem(OpenItem):
 
     prefix = "fc"
 
-    def __init__(self, unique_id: str, output_index: int, events: EventStream, call_id: str, tool: DeclaredTool):
+    def __init__(self, unique_id: str, output_index: int, events: EventStream, call_id: str, tool: ResponsesTool):
         super().__init__(unique_id, output_index, events)
         self.call_id, self.tool = call_id, tool
         self._arguments: list[str] = []
@@ -45,7 +45,7 @@ class CustomCallItem(CallItem):
 
     prefix = "ctc"
 
-    def __init__(self, unique_id: str, output_index: int, events: EventStream, call_id: str, tool: DeclaredTool):
+    def __init__(self, unique_id: str, output_index: int, events: EventStream, call_id: str, tool: ResponsesTool):
         super().__init__(unique_id, output_index, events, call_id, tool)
         self._input = CustomInput()
         self._template = events.delta_template("response.custom_tool_call_input.delta", **self._place)

@@ -11,7 +11,7 @@ from parley.dialects.openai.responses.argument_strings import ArgumentStrings, S
 from parley.dialects.openai.responses.call_items import CallItem
 from parley.dialects.openai.responses.events import EventStream
 from parley.dialects.openai.responses.open_item import Item, ItemStatus
-from parley.dialects.openai.responses.tools import DeclaredTool
+from parley.dialects.openai.responses.tools import ResponsesTool
 
 
 class ClientCallItem(CallItem):
@@ -19,7 +19,7 @@ class ClientCallItem(CallItem):
 
     item_type: str
 
-    def __init__(self, unique_id: str, output_index: int, events: EventStream, call_id: str, tool: DeclaredTool):
+    def __init__(self, unique_id: str, output_index: int, events: EventStream, call_id: str, tool: ResponsesTool):
         super().__init__(unique_id, output_index, events, call_id, tool)
         self._reader = ArgumentStrings()
         self._strings: dict[str, list[list[str]]] = {}  # the pieces of each string, by member
@@ -83,7 +83,7 @@ class ShellCallItem(ClientCallItem):
 
     prefix, item_type = "sh", "shell_call"
 
-    def __init__(self, unique_id: str, output_index: int, events: EventStream, call_id: str, tool: DeclaredTool):
+    def __init__(self, unique_id: str, output_index: int, events: EventStream, call_id: str, tool: ResponsesTool):
         super().__init__(unique_id, output_index, events, call_id, tool)
         self._begun = self._ended = 0  # commands with events
 
@@ -141,7 +141,7 @@ class PatchCallItem(ClientCallItem):
 
     prefix, item_type = "apc", "apply_patch_call"
 
-    def __init__(self, unique_id: str, output_index: int, events: EventStream, call_id: str, tool: DeclaredTool):
+    def __init__(self, unique_id: str, output_index: int, events: EventStream, call_id: str, tool: ResponsesTool):
         super().__init__(unique_id, output_index, events, call_id, tool)
         self._template = events.delta_template("response.apply_patch_call_operation_diff.delta", **self._place)
         self._head: dict[str, str] = {}  # the operation and the file

@@ -42,7 +42,7 @@ UNSERVED_ITEMS = frozenset(
 )  # fmt: skip
 
 
-class ConversationReader:
+class InputItemReader:
     """Reads items one after another. ``messages``: the conversation; ``added_tools``: tools that items declare;
     ``summarizes``: the last item asks for a summary. ``covered_items``: how many of the items read so far a summary
     stands for, with its own item."""
@@ -242,25 +242,25 @@ class ConversationReader:
         self._reasoning, self._texts, self._calls = [], [], []
 
 
-ITEM_READERS: dict[str, Callable[[ConversationReader, Fields], None]] = {
-    "message": ConversationReader._read_message,
-    "function_call": ConversationReader._read_function_call,
-    "custom_tool_call": ConversationReader._read_custom_call,
-    "function_call_output": ConversationReader._read_call_output,
-    "custom_tool_call_output": ConversationReader._read_call_output,
-    "reasoning": ConversationReader._read_reasoning,
-    "compaction": ConversationReader._read_compaction,
-    TRIGGER: ConversationReader._read_compaction_trigger,
-    "additional_tools": ConversationReader._read_added_tools,
-    "tool_search_output": ConversationReader._read_search_output,
+ITEM_READERS: dict[str, Callable[[InputItemReader, Fields], None]] = {
+    "message": InputItemReader._read_message,
+    "function_call": InputItemReader._read_function_call,
+    "custom_tool_call": InputItemReader._read_custom_call,
+    "function_call_output": InputItemReader._read_call_output,
+    "custom_tool_call_output": InputItemReader._read_call_output,
+    "reasoning": InputItemReader._read_reasoning,
+    "compaction": InputItemReader._read_compaction,
+    TRIGGER: InputItemReader._read_compaction_trigger,
+    "additional_tools": InputItemReader._read_added_tools,
+    "tool_search_output": InputItemReader._read_search_output,
 }
-CLIENT_ITEM_READERS: dict[str, Callable[[ConversationReader, Fields], None]] = {
-    "tool_search_call": ConversationReader._read_search_call,
-    **dict.fromkeys(client_items.CALL_READERS, ConversationReader._read_client_call),
-    "shell_call_output": ConversationReader._read_shell_output,
-    "local_shell_call_output": ConversationReader._read_local_shell_output,
-    "apply_patch_call_output": ConversationReader._read_patch_output,
-    "computer_call_output": ConversationReader._read_screen_output,
+CLIENT_ITEM_READERS: dict[str, Callable[[InputItemReader, Fields], None]] = {
+    "tool_search_call": InputItemReader._read_search_call,
+    **dict.fromkeys(client_items.CALL_READERS, InputItemReader._read_client_call),
+    "shell_call_output": InputItemReader._read_shell_output,
+    "local_shell_call_output": InputItemReader._read_local_shell_output,
+    "apply_patch_call_output": InputItemReader._read_patch_output,
+    "computer_call_output": InputItemReader._read_screen_output,
 }
 ITEM_READERS |= CLIENT_ITEM_READERS
 

@@ -11,7 +11,7 @@ from parley.dialects.openai.responses.call_items import CallItem, CustomCallItem
 from parley.dialects.openai.responses.client_calls import CLIENT_CALLS
 from parley.dialects.openai.responses.events import EventStream
 from parley.dialects.openai.responses.open_item import Item, ItemStatus, OpenItem
-from parley.dialects.openai.responses.tools import DeclaredTool
+from parley.dialects.openai.responses.tools import ResponsesTool
 from parley.dialects.openai.token_objects import finite_logprob
 from parley.types import ChoiceDelta, TokenInfo, ToolCallDelta
 
@@ -165,7 +165,7 @@ class OutputItems:
         self,
         unique_id: str,
         events: EventStream,
-        declared: Mapping[str, DeclaredTool],
+        declared: Mapping[str, ResponsesTool],
         *,
         wants_logprobs: bool,
         as_summary: bool,
@@ -247,7 +247,7 @@ class OutputItems:
         if call.index != self._call_index:
             self._call_index = call.index
             name = call.name or ""
-            tool = self._declared.get(name, DeclaredTool(name))
+            tool = self._declared.get(name, ResponsesTool(name))
             self._close_open("completed")
             item_class = CALL_ITEMS[tool.kind]
             self._begin_item(item_class(self._unique_id, len(self.items), self._events, call.id or "", tool))

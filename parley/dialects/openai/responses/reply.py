@@ -23,7 +23,7 @@ from parley.dialects.openai.messages import read_template_options
 from parley.dialects.openai.metadata import read_metadata
 from parley.dialects.openai.responses import items, members, stored, tools
 from parley.dialects.openai.responses.events import KEEPALIVE, EventStream
-from parley.dialects.openai.responses.items import ConversationReader
+from parley.dialects.openai.responses.items import InputItemReader
 from parley.dialects.openai.responses.members import StorageMembers
 from parley.dialects.openai.responses.open_item import ItemStatus
 from parley.dialects.openai.responses.output import OutputItems
@@ -64,7 +64,7 @@ class ResponseInput(msgspec.Struct, frozen=True):
     """
 
     chat: ChatPrompt
-    tool_members: tools.ToolMembers
+    tool_members: tools.ResponsesToolMembers
     all_items: list[stored.Item]
     new_items: list[stored.Item]
     summarizes: bool
@@ -76,7 +76,7 @@ def read_response_input(
 ) -> ResponseInput:
     """Read the conversation of a body with its tools. Raises BadRequest, UnknownRecord."""
     earlier = stored.earlier_items(context, storage)
-    reader = ConversationReader(rules, context)
+    reader = InputItemReader(rules, context)
     reader.read_instructions(body.string("instructions", None))
     reader.read_earlier(earlier)
     body, new_items = items.input_with_items(body, partial(stored.find_item, context), may_be_missing=bool(earlier))
@@ -190,7 +190,7 @@ class ResponsesReply(Reply):
         if storage.in_background and not context.records.are_inlined:
             self.background_name = self._settings["id"]
 
-    def read_settings(self, body: Fields, tool_members: tools.ToolMembers) -> dict[str, Any]:
+    def read_settings(self, body: Fields, tool_members: tools.ResponsesToolMembers) -> dict[str, Any]:
         """Return the members of the answer that the request decides. Raises BadRequest."""
         sampling = self.request.sampling
         return {

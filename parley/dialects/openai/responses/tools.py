@@ -31,7 +31,7 @@ NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True)
-class DeclaredTool:
+class ResponsesTool:
     """A tool as the client declared it. ``namespace``: where it was declared, "" for none. ``kind``: "function",
     "custom", or the type of a tool that OpenAI defines."""
 
@@ -41,7 +41,7 @@ class DeclaredTool:
 
 
 @dataclass(slots=True)
-class ToolMembers:
+class ResponsesToolMembers:
     """The tools of a request: ``tools``, ``schema_fields``, ``choice``, ``only`` and ``allowed`` as in ``ChatPrompt``.
 
     * ``declared``: the client's tools by the names that the model sees.
@@ -55,7 +55,7 @@ class ToolMembers:
     hides_deferred: bool = False
 
     tools: list[ToolObject] = field(default_factory=list)
-    declared: dict[str, DeclaredTool] = field(default_factory=dict)
+    declared: dict[str, ResponsesTool] = field(default_factory=dict)
     shown: list[dict[str, Any]] = field(default_factory=list)
     choice: Literal["auto", "none", "required"] = "auto"
     only: str | None = None
@@ -75,17 +75,17 @@ def joined_name(namespace: str, name: str) -> str:
 
 def read_tools(
     body: Fields, added: Iterable[Fields], rules: ResponsesRules, *, reads_images: bool = False
-) -> ToolMembers:
+) -> ResponsesToolMembers:
     """Read the tools, and those that items of the input add. Raises BadRequest.
 
     ``reads_images``: whether the model does.
     """
     declarations = list(body.objects("tools", cap=MAX_TOOLS))
-    members = ToolMembers(reads_images, rules.client_tools and any(map(_is_client_search, declarations)))
+    members = ResponsesToolMembers(reads_images, rules.client_tools and any(map(_is_client_search, declarations)))
     for tool in declarations:
         members.shown.append(_read_tool(tool, members, rules))
     for tool in added:
-        found = ToolMembers(reads_images)
+        found = ResponsesToolMembers(reads_images)
         _read_tool(tool, found, rules)
         _add_tools(members, found)
     _read_tool_choice(body, members, rules)
@@ -96,7 +96,7 @@ def _is_client_search(tool: Fields) -> bool:
     return (tool.raw_value("type"), tool.raw_value("execution")) == (TOOL_SEARCH.name, "client")
 
 
-def _add_tools(members: ToolMembers, found: ToolMembers) -> None:
+def _add_tools(members: ResponsesToolMembers, found: ResponsesToolMembers) -> None:
     """Add tools that an item of the input has brought; those of the same names are the same tools."""
     for tool in found.tools:
         name = tool["function"]["name"]
@@ -106,7 +106,9 @@ def _add_tools(members: ToolMembers, found: ToolMembers) -> None:
             members.schema_fields[name] = found.schema_fields[name]
 
 
-def _read_tool(tool: Fields, members: ToolMembers, rules: ResponsesRules, namespace: str = "") -> dict[str, Any]:
+def _read_tool(
+    tool: Fields, members: ResponsesToolMembers, rules: ResponsesRules, namespace: str = ""
+) -> dict[str, Any]:
     """Read a tool, and return it as the answer shows it."""
     kind = tool.string("type", None, cap=256)
     match kind:
@@ -134,7 +136,9 @@ def _unwrapped_function(tool: Fields, rules: ResponsesRules) -> Fields:
     return tool if nested is None else nested
 
 
-def _read_function(function: Fields, members: ToolMembers, rules: ResponsesRules, namespace: str) -> dict[str, Any]:
+def _read_function(
+    function: Fields, members: ResponsesToolMembers, rules: ResponsesRules, namespace: str
+) -> dict[str, Any]:
     name = read_identifier(function)
     description = function.string("description", None)
     parameters = function.free_object("parameters") or NO_PARAMETERS
@@ -145,7 +149,7 @@ def _read_function(function: Fields, members: ToolMembers, rules: ResponsesRules
     if description is not None:
         signature["description"] = description
     signature |= {"parameters": parameters} | ({"strict": True} if is_strict else {})
-    _declare_tool(function, members, signature, DeclaredTool(name, namespace), "parameters")
+    _declare_tool(function, members, signature, ResponsesTool(name, namespace), "parameters")
     shown_parameters = parameters if function.has_value("parameters") else None
     return {
         "type": "function",
@@ -177,7 +181,7 @@ def _read_strict(function: Fields, name: str, parameters: dict[str, Any], rules:
     return True
 
 
-def _read_custom_tool(tool: Fields, members: ToolMembers, namespace: str) -> dict[str, Any]:
+def _read_custom_tool(tool: Fields, members: ResponsesToolMembers, namespace: str) -> dict[str, Any]:
     name = read_identifier(tool)
     description = tool.string("description", None)
     parameters = custom_parameters(tool.object("format"), nested=False)
@@ -185,17 +189,17 @@ def _read_custom_tool(tool: Fields, members: ToolMembers, namespace: str) -> dic
     if description is not None:
         signature["description"] = description
     signature |= {"parameters": parameters, "strict": True}
-    _declare_tool(tool, members, signature, DeclaredTool(name, namespace, "custom"), "format.definition")
+    _declare_tool(tool, members, signature, ResponsesTool(name, namespace, "custom"), "format.definition")
     return {"type": "custom"} | {key: tool.raw_value(key) for key in tool.member_names if key != "type"}
 
 
-def _read_client_tool(tool: Fields, kind: str, members: ToolMembers) -> dict[str, Any]:
+def _read_client_tool(tool: Fields, kind: str, members: ResponsesToolMembers) -> dict[str, Any]:
     signature = read_client_tool(tool, kind, reads_images=members.reads_images)
-    _declare_tool(tool, members, signature, DeclaredTool(signature["name"], kind=kind), "type")
+    _declare_tool(tool, members, signature, ResponsesTool(signature["name"], kind=kind), "type")
     return {name: tool.raw_value(name) for name in tool.member_names}
 
 
-def _read_client_search(tool: Fields, members: ToolMembers, rules: ResponsesRules) -> dict[str, Any]:
+def _read_client_search(tool: Fields, members: ResponsesToolMembers, rules: ResponsesRules) -> dict[str, Any]:
     parameters = tool.free_object("parameters") or TOOL_SEARCH.input_schema
     is_strict = not tool.has_value("parameters") or _read_strict(tool, TOOL_SEARCH.name, parameters, rules)
     signature = {
@@ -204,11 +208,11 @@ def _read_client_search(tool: Fields, members: ToolMembers, rules: ResponsesRule
         "parameters": parameters,
         **({"strict": True} if is_strict else {}),
     }
-    _declare_tool(tool, members, signature, DeclaredTool(TOOL_SEARCH.name, kind=TOOL_SEARCH.name), "parameters")
+    _declare_tool(tool, members, signature, ResponsesTool(TOOL_SEARCH.name, kind=TOOL_SEARCH.name), "parameters")
     return {name: tool.raw_value(name) for name in tool.member_names}
 
 
-def _read_namespace(tool: Fields, members: ToolMembers, rules: ResponsesRules) -> dict[str, Any]:
+def _read_namespace(tool: Fields, members: ResponsesToolMembers, rules: ResponsesRules) -> dict[str, Any]:
     namespace = read_identifier(tool)
     description = tool.string("description", None)
     inner = [_read_tool(inner_tool, members, rules, namespace) for inner_tool in tool.objects("tools", cap=MAX_TOOLS)]
@@ -216,7 +220,11 @@ def _read_namespace(tool: Fields, members: ToolMembers, rules: ResponsesRules) -
 
 
 def _declare_tool(
-    tool: Fields, members: ToolMembers, signature: dict[str, Any], declared: DeclaredTool, schema_member: str
+    tool: Fields,
+    members: ResponsesToolMembers,
+    signature: dict[str, Any],
+    declared: ResponsesTool,
+    schema_member: str,
 ) -> None:
     if signature["name"] in members.declared:
         raise tool.member_error("name", f"another tool is called '{signature['name']}' already.")
@@ -227,7 +235,7 @@ def _declare_tool(
     members.tools.append({"type": "function", "function": signature})
 
 
-def _read_tool_choice(body: Fields, members: ToolMembers, rules: ResponsesRules) -> None:
+def _read_tool_choice(body: Fields, members: ResponsesToolMembers, rules: ResponsesRules) -> None:
     value = body.raw_value("tool_choice")
     choice_object = None if value is None or isinstance(value, str) else body.object("tool_choice")
     if choice_object is None:
@@ -251,7 +259,7 @@ def _read_tool_choice(body: Fields, members: ToolMembers, rules: ResponsesRules)
             raise unserved_error(f"Tool type {excerpt(kind)} is not served by this server.", "tool_choice")
 
 
-def _read_allowed_tools(choice_object: Fields, members: ToolMembers, rules: ResponsesRules) -> None:
+def _read_allowed_tools(choice_object: Fields, members: ResponsesToolMembers, rules: ResponsesRules) -> None:
     mode = choice_object.string("mode", None, allowed=("auto", "required"))
     if mode is None:
         raise choice_object.missing_member("mode")
@@ -266,7 +274,7 @@ def _read_allowed_tools(choice_object: Fields, members: ToolMembers, rules: Resp
         raise choice_object.member_error("tools", "must name a tool that the client runs.")
 
 
-def _chosen_tool(choice_object: Fields, members: ToolMembers, rules: ResponsesRules) -> str:
+def _chosen_tool(choice_object: Fields, members: ResponsesToolMembers, rules: ResponsesRules) -> str:
     """Return the model's name for the tool that a choice names."""
     choice_object = _unwrapped_function(choice_object, rules)
     name = choice_object.string("name", None, cap=256)
@@ -278,12 +286,12 @@ def _chosen_tool(choice_object: Fields, members: ToolMembers, rules: ResponsesRu
     return name
 
 
-def _is_choosable(kind: str, members: ToolMembers, rules: ResponsesRules) -> bool:
+def _is_choosable(kind: str, members: ResponsesToolMembers, rules: ResponsesRules) -> bool:
     """Whether a choice may name a tool by this type."""
     return rules.client_tools and (kind in CHOOSABLE_KINDS or members.client_tool_name(kind) is not None)
 
 
-def _chosen_client_tool(choice_object: Fields, kind: str, members: ToolMembers) -> str:
+def _chosen_client_tool(choice_object: Fields, kind: str, members: ResponsesToolMembers) -> str:
     """Return the model's name for the tool whose type a choice names."""
     name = members.client_tool_name(CHOICE_ALIASES.get(kind, kind))
     if name is None:

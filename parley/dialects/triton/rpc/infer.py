@@ -12,7 +12,7 @@ from typing import Any
 from parley.dialects.request_context import RequestContext
 from parley.dialects.triton import infer, versions
 from parley.dialects.triton.error_answers import quote_name
-from parley.dialects.triton.infer import DATATYPES, OutputForm
+from parley.dialects.triton.infer import DATATYPES, TensorOutputForm
 from parley.dialects.triton.model import MODEL_VERSION
 from parley.dialects.triton.outputs import TritonOutputs
 from parley.dialects.triton.rpc.messages import INFERENCE_SCHEMA, ProtoMessage, parameter_values
@@ -44,7 +44,7 @@ CONTENTS_FIELDS = {
 class GrpcInference:
     """One request and its answers: a single message with ``whole`` or if the client wants no stream, else several."""
 
-    def __init__(self, triton_request: TritonRequest, form: OutputForm, *, whole: bool):
+    def __init__(self, triton_request: TritonRequest, form: TensorOutputForm, *, whole: bool):
         self.request = triton_request.request
         self._triton_request = triton_request
         self._output_form = form

@@ -19,7 +19,7 @@ from parley.native.layer import StateWeights
 from parley.native.state_shape import GatedDeltaShape, KimiDeltaShape, Mamba1Shape, Mamba2Shape, StateShape
 
 
-class TensorReader(Protocol):
+class StateTensorSource(Protocol):
     """The part of ``DecoderWeights`` that is used here: the checkpoint, and its names and norms."""
 
     checkpoint: Checkpoint
@@ -34,7 +34,7 @@ class TensorReader(Protocol):
 class LayerStateWeights:
     """The layers with a state of one checkpoint."""
 
-    def __init__(self, weights: TensorReader):
+    def __init__(self, weights: StateTensorSource):
         self._weights = weights
         self._checkpoint, self._config = weights.checkpoint, weights.config
         self._names = self._find_layout()
