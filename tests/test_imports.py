@@ -16,10 +16,7 @@ MODULES = {name.removesuffix(".__init__"): file for name, file in FILES.items()}
 # lower layers.
 LAYERS = (
     (
-        "types",
-        "errors",
-        "foreign_files",
-        "weight_shards",
+        "cache_folders",
         "control_groups",
         "early_hang_up",
         "heartbeat",
@@ -29,11 +26,8 @@ LAYERS = (
         "wire",
         "child_process",
         "version",
-        "watermark",
-        "demo",
-        "gguf",
-        "ui",
     ),
+    ("types", "errors", "foreign_files", "weight_shards", "watermark", "demo", "gguf", "ui"),
     ("metrics", "tracing", "text", "core", "settings", "hub"),
     ("dialects", "engine", "native", "cluster"),
     ("web", "disagg", "model"),

@@ -11,13 +11,11 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from parley.cache_folders import remove_scratch_folders, user_cache_folder, write_whole_folder
 from parley.gguf.header import PART_NAME, GgufError, GgufModel, part_paths, read_model
 from parley.gguf.model_config import model_config, read_factors_from
 from parley.gguf.pooling_files import pooling_files
@@ -103,22 +101,23 @@ def unpack_gguf(path: Path, projector: Path | None = None) -> Path:
     ``projector``: the file with its encoder. Raises GgufError.
     """
     try:
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parley" / "gguf"
+        home = user_cache_folder() / "gguf"
+        remove_scratch_folders(home)
+    except OSError as error:
+        raise GgufError(f"{path.name} cannot be unpacked: {error.strerror}; set XDG_CACHE_HOME") from None
+    try:
         folder = home / _folder_name(path, projector)
-        if folder.is_dir():
-            return folder
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileNotFoundError as error:
         raise GgufError(f"{Path(error.filename).name} is missing") from None
     except OSError as error:
-        raise GgufError(f"{path.name} cannot be unpacked: {error.strerror}; set XDG_CACHE_HOME") from None
-    except RuntimeError:
-        raise GgufError(f"{path.name} cannot be unpacked: the user has no home folder; set XDG_CACHE_HOME") from None
+        raise GgufError(f"{path.name} cannot be read: {error.strerror}") from None
+    if folder.is_dir():
+        return folder
     model = read_model(path)
     encoder = None if projector is None else read_model(projector)
     contents = _model_files(model) if encoder is None else _whole_model_files(model, encoder)
     try:
-        _write_folder(home, folder, model, encoder, contents)
+        _write_folder(folder, model, encoder, contents)
     except OSError as error:
         raise GgufError(f"{path.name} cannot be unpacked into {home}: {error.strerror}; set XDG_CACHE_HOME") from None
     return folder
@@ -166,12 +165,9 @@ def _folder_name(path: Path, projector: Path | None) -> str:
     return f"{path.stem[:100]}-{digest.hexdigest()[:16]}"
 
 
-def _write_folder(
-    home: Path, folder: Path, model: GgufModel, encoder: GgufModel | None, contents: dict[str, Any]
-) -> None:
+def _write_folder(folder: Path, model: GgufModel, encoder: GgufModel | None, contents: dict[str, Any]) -> None:
     """Write the folder as a whole: another process sees all of it or nothing. Raises OSError."""
-    scratch = Path(tempfile.mkdtemp(dir=home))
-    try:
+    with write_whole_folder(folder) as scratch:
         for name, content in contents.items():
             (scratch / name).parent.mkdir(exist_ok=True)
             (scratch / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
@@ -185,12 +181,6 @@ def _write_folder(
             (scratch / name).mkdir()
             for path in paths:
                 (scratch / name / path.name).symlink_to(os.path.realpath(path))  # as in the folder's name
-        with suppress(OSError):  # another process was faster
-            scratch.rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    if not folder.is_dir():
-        raise OSError(0, "the folder cannot be renamed")
 
 
 def _chat_templates(metadata: dict[str, Any]) -> dict[str, str]:

@@ -11,13 +11,11 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from parley.cache_folders import remove_scratch_folders, user_cache_folder, write_whole_folder
 from parley.hub.byte_level import convert_byte_level
 from parley.hub.sentence_piece import BadTokenizerModel, convert_sentence_piece
 from parley.hub.tekken import convert_tekken
@@ -62,10 +60,6 @@ def derive_folder(folder: Path, overrides: ModelOverrides, tokenizer: Path | Non
     except OSError as error:
         raise UnusableOverride(
             f"its folder in the cache cannot be written: {error.strerror or error}; set XDG_CACHE_HOME"
-        ) from None
-    except RuntimeError:
-        raise UnusableOverride(
-            "its folder in the cache cannot be written: the user has no home folder; set XDG_CACHE_HOME"
         ) from None
 
 
@@ -159,7 +153,8 @@ def _write_once(name: str, links: dict[str, Path], contents: dict[str, str], sou
 
     ``source``: the file whose conversion it has as well. Raises OSError, BadTokenizerModel.
     """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parley" / "folders"
+    home = user_cache_folder() / "folders"
+    remove_scratch_folders(home)
     links = {file_name: Path(os.path.realpath(path)) for file_name, path in links.items() if file_name not in contents}
     folder = home / f"{name[:100]}-{_folder_digest(links, contents, source)}"
     if folder.is_dir():
@@ -170,19 +165,11 @@ def _write_once(name: str, links: dict[str, Path], contents: dict[str, str], sou
             file_name: json.dumps(value, ensure_ascii=False) for file_name, value in converted.items()
         } | contents
         links = {file_name: path for file_name, path in links.items() if file_name not in contents}
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=home))
-    try:
+    with write_whole_folder(folder) as scratch:
         for file_name, path in links.items():
             (scratch / file_name).symlink_to(path)
         for file_name, text in contents.items():
             (scratch / file_name).write_text(text, encoding="utf-8")
-        with suppress(OSError):  # another process was faster
-            scratch.rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    if not folder.is_dir():
-        raise OSError(0, "it cannot be renamed")
     return folder
 
 

@@ -8,14 +8,13 @@ then in the user's cache folder.
 from __future__ import annotations
 
 import ctypes
-import errno
 import functools
 import logging
 import os
 import threading
 from contextlib import suppress
-from pathlib import Path
 
+from parley.cache_folders import user_cache_folder
 from parley.native import build
 
 log = logging.getLogger("parley.engine")
@@ -80,7 +79,7 @@ def open_level(level: str) -> ctypes.CDLL:
     """
     path = build.HERE / build.library_name(level)
     if not build.is_whole(path):
-        path = cache_folder() / path.name
+        path = user_cache_folder() / path.name
     if not build.is_whole(path):
         log.info("Compiling the kernels for %s. This happens once and takes some seconds.", level)
         is_writable = os.access(build.HERE, os.W_OK)
@@ -115,7 +114,7 @@ def installed_level() -> str:
         return "off"
     folders = [build.HERE]
     with suppress(OSError):  # a user without a home folder
-        folders.append(cache_folder())
+        folders.append(user_cache_folder())
     for level in wanted_levels():
         if any(build.is_whole(folder / build.library_name(level)) for folder in folders):
             return level
@@ -126,11 +125,3 @@ def must_compile() -> bool:
     """Whether ``load_kernels`` will compile the kernels, or try to."""
     levels = wanted_levels()
     return bool(levels) and installed_level() not in ("off", levels[0])
-
-
-def cache_folder() -> Path:
-    """Return the user's cache folder for parley, which may not exist. Raises OSError if the user has no home folder."""
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parley"
-    except RuntimeError as error:
-        raise FileNotFoundError(errno.ENOENT, "The user has no home folder") from error

@@ -14,7 +14,6 @@ from support.run_model import load_test_runner
 from parley import native
 from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.load.packed_cache import PackedWeightCache
-from parley.native import library
 
 pytestmark = pytest.mark.skipif(
     native.packed_layout_id() is None, reason="only compiled kernels have a layout of their own"
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def separate_user_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(library, "cache_folder", lambda: tmp_path / "user")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_a_build_that_was_killed_continues_with_its_objects(tmp_path: Path):
 def test_progress_says_that_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     stages: list[str] = []
     monkeypatch.setattr(build, "HERE", tmp_path)
-    monkeypatch.setattr(library, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(library, "user_cache_folder", lambda: tmp_path)
     monkeypatch.setattr(library, "load_kernels", lambda: stages.append("loaded"))
     monkeypatch.setattr(library, "wanted_levels", lambda: ["generic"])
     monkeypatch.delenv("PARLEY_NATIVE", raising=False)

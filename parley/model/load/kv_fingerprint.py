@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from parley import native
+from parley.cache_folders import user_cache_folder
 from parley.core.sequence import PAGE_SIZE
 from parley.model.load import packed_cache
 from parley.model.networks.paged_kv import PagedKV
-from parley.native import library
 
 
 def kv_fingerprint(
@@ -54,7 +54,7 @@ def _digest_folder(folder: Path) -> Path | None:
     """Return the folder that caches digests of the model's files, so they are not reread; None if it cannot exist."""
     try:
         folder_of_digests = (
-            library.cache_folder() / "contents" / hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+            user_cache_folder() / "contents" / hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
         )
         folder_of_digests.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder_of_digests

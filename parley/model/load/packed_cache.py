@@ -9,17 +9,14 @@ disk has damaged; such weights are packed again. This module does not know the p
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import secrets
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -28,7 +25,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from parley import native
-from parley.native import library, memory
+from parley.cache_folders import locked_scratch_folder, remove_scratch_folders, user_cache_folder
+from parley.native import memory
 from parley.native.layer import (
     AltUpWeights,
     CrossAttentionWeights,
@@ -42,7 +40,6 @@ from parley.version import __version__
 log = logging.getLogger("parley.engine")
 
 CACHE_FOLDER = ".parley"  # within the model folder
-UNFINISHED_PREFIX = "unfinished-"  # of the folder in which a process writes a file
 DIGESTS_FILE = "contents.json"  # for each checkpoint file: size, mtime, inode and digest when it was last read
 PACKED_KINDS = {
     f"{kind.__module__}.{kind.__name__}": kind
@@ -100,8 +97,8 @@ class PackedWeightCache:
         structure = json.dumps(_split_tensors(weights, tensors))
         try:
             self.folder.mkdir(exist_ok=True)
-            _remove_unfinished_files(self.folder)
-            with _locked_scratch_folder(self.folder) as scratch:
+            remove_scratch_folders(self.folder)
+            with locked_scratch_folder(self.folder) as scratch:
                 written = scratch / "weights"  # the library writes a file of another name beside it, and renames that
                 save_file(tensors, written, {"structure": structure, "digest": _text_digest(structure)})
                 with written.open("rb") as file:
@@ -129,49 +126,19 @@ def open_packed_cache(folder: Path, files: Sequence[Path], settings_key: str) ->
         return None
 
 
-@contextmanager
-def _locked_scratch_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder within ``folder``, which is removed at the end, and locked so that no other process removes it."""
-    scratch = tempfile.mkdtemp(prefix=UNFINISHED_PREFIX, dir=folder)
-    try:
-        with _open_folder(scratch) as descriptor:
-            with suppress(OSError):  # a file system that cannot lock folders, such as NFS
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield Path(scratch)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _remove_unfinished_files(folder: Path) -> None:
-    """Remove the files of processes that were killed while they wrote weights, which are as large as the model. The
-    lock of a process that writes ends with it."""
-    for path in folder.glob(f"{UNFINISHED_PREFIX}*"):
-        with suppress(OSError), _open_folder(path) as descriptor:  # without locks, nothing is removed
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path)
-
-
-@contextmanager
-def _open_folder(path: Path | str) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def _user_secret() -> bytes:
     """Return this user's secret, created on first use. Raises OSError."""
-    path = library.cache_folder() / "secret"
+    path = user_cache_folder() / "secret"
     with suppress(FileNotFoundError):
         return path.read_bytes()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, scratch = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(secrets.token_bytes(32))
-    with suppress(FileExistsError):  # another process was faster, and its secret counts
-        os.link(scratch, path)
-    os.unlink(scratch)
+    remove_scratch_folders(path.parent)
+    with locked_scratch_folder(path.parent) as scratch:
+        written = scratch / path.name
+        written.touch(0o600)
+        written.write_bytes(secrets.token_bytes(32))
+        with suppress(FileExistsError):  # another process was faster, and its secret counts
+            os.link(written, path)
     return path.read_bytes()
 
 
@@ -195,14 +162,12 @@ def file_digests(folder: Path | None, files: Sequence[Path]) -> list[str]:
         fresh[path.name] = entry
         digests.append(entry[-1])
     if folder is not None and fresh != cached:
-        scratch = folder / f"{DIGESTS_FILE}.{os.getpid()}"
-        try:
+        with suppress(OSError):
             folder.mkdir(exist_ok=True)
-            scratch.write_text(json.dumps(fresh))
-            os.replace(scratch, folder / DIGESTS_FILE)
-        except OSError:
-            with suppress(OSError):
-                scratch.unlink(missing_ok=True)
+            remove_scratch_folders(folder)
+            with locked_scratch_folder(folder) as scratch:
+                (scratch / DIGESTS_FILE).write_text(json.dumps(fresh))
+                os.replace(scratch / DIGESTS_FILE, folder / DIGESTS_FILE)
     return digests
 
 
