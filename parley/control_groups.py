@@ -39,7 +39,7 @@ def describe_cores(root: Path = ROOT) -> str:
     return f"{cores}, limited to the time of {share:g}" if share < _scheduled_cores() else cores
 
 
-def free_memory(root: Path = ROOT) -> int:
+def free_host_memory(root: Path = ROOT) -> int:
     """Return the bytes of memory that this process may still allocate: free on the machine, and not above the limit of
     a group."""
     free_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -294,7 +294,7 @@ def _check_media(folder: Path, settings: EngineSettings) -> Iterator[Finding]:
 
 def _check_memory(models: int, cached: bool) -> Iterator[Finding]:
     """Check memory for ``models`` bytes. ``cached``: these include the KV caches."""
-    free = control_groups.free_memory()
+    free = control_groups.free_host_memory()
     needed_bytes = models + SPARE
     observation = f"{_format_bytes(free)} free, about {_format_bytes(needed_bytes)} needed"
     observation += "" if cached else " plus the KV cache"

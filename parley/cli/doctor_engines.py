@@ -30,10 +30,10 @@ class Finding(NamedTuple):
 def check_vllm(settings: VLLMSettings) -> Generator[Finding, None, bool]:
     """Check which version of vLLM its Python has. Return whether serve would refuse it."""
     from parley.engine.protocol import EngineFailed
-    from parley.engine.vllm_engine import check_version, read_version
+    from parley.engine.vllm_engine import check_vllm_version, read_version
 
     try:
-        check_version(version := read_version(settings.python))
+        check_vllm_version(version := read_version(settings.python))
     except EngineFailed as error:
         yield Finding("fail", "vLLM", str(error))
         return True

@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer
 
 from parley.demo import corpus, world
-from parley.demo.export import load_model
+from parley.demo.export import load_demo_network
 from parley.demo.network import DemoNetwork
 from parley.demo.template import END_OF_TEXT, render_pieces
 from parley.demo.tokenizer import END_OF_TURN, require_token_id
@@ -95,7 +95,7 @@ def is_story(text: str, example: str) -> bool:
 
 def evaluate_model(folder: Path, count: int) -> dict[str, Score]:
     """Ask `count` held-out questions of every task; return the scores by task."""
-    network, tokenizer = load_model(folder)
+    network, tokenizer = load_demo_network(folder)
     scores: dict[str, Score] = {}
     for task in corpus.TASKS:
         samples = corpus.draw_held_out(task, count)

@@ -117,7 +117,7 @@ def export_model(network: DemoNetwork, tokenizer: Tokenizer, folder: Path) -> No
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE + "\n", encoding="utf-8")
 
 
-def load_model(folder: Path) -> tuple[DemoNetwork, Tokenizer]:
+def load_demo_network(folder: Path) -> tuple[DemoNetwork, Tokenizer]:
     """Load the network (weights as float32) and the tokenizer of an exported folder."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     network = DemoNetwork(DemoConfig(**{name: config[name] for name in DemoConfig.__dataclass_fields__}))

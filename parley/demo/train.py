@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from parley.demo import corpus
 from parley.demo.evaluate import accuracy_table, evaluate_model
-from parley.demo.export import export_model, load_model
+from parley.demo.export import export_model, load_demo_network
 from parley.demo.network import DemoConfig, DemoNetwork
 from parley.demo.optimiser import MuonAdam
 from parley.demo.template import END_OF_TEXT
@@ -131,7 +131,7 @@ def _save_checkpoint(path: Path, network: DemoNetwork, optimiser: MuonAdam, coun
 def _start_network(tokenizer_path: Path, plan: TrainingPlan) -> tuple[DemoNetwork, Tokenizer]:
     """Return the network and the tokenizer before the first step; the tokenizer is kept in the checkpoint."""
     if plan.start is not None:
-        network, tokenizer = load_model(plan.start)
+        network, tokenizer = load_demo_network(plan.start)
         tokenizer.save(str(tokenizer_path))
         return network, tokenizer
     if not tokenizer_path.exists():

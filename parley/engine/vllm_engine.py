@@ -43,7 +43,7 @@ class VLLMEngine(RemoteEngine):
     async def start(self) -> None:
         """Start the processes. Raises EngineFailed if this Python has no vLLM, or another version than was tested."""
         settings = self._vllm_settings
-        check_version(await asyncio.to_thread(read_version, settings.python))
+        check_vllm_version(await asyncio.to_thread(read_version, settings.python))
         settings.media_marks = media_marks(read_json_object(Path(settings.model) / "config.json"))
         self.media_command = vllm_command(settings, MEDIA_MODULE, msgspec.json.encode(settings).decode())
         await super().start()
@@ -77,7 +77,7 @@ def read_version(python: str) -> str:
     return probe.stdout.strip()
 
 
-def check_version(version: str) -> None:
+def check_vllm_version(version: str) -> None:
     """Check that the host was tested with this version of vLLM. Raises EngineFailed."""
     first, last = TESTED_VERSIONS
     if not is_tested_version(version):

@@ -39,14 +39,14 @@ WIDE_LAYER_NAMES = {
 }
 
 
-def falcon_variant(model: GgufModel) -> Architecture | None:
+def falcon_architecture(model: GgufModel) -> Architecture | None:
     """Return the row for files whose layers have a norm for each part, as those of Falcon 40B."""
     return FALCON_OF_TWO_NORMS if "blk.0.attn_norm_2.weight" in model.tensors else None
 
 
 def complete_falcon(model: GgufModel, config: dict[str, Any]) -> None:
     """Add the generation of the model, which its heads and norms show."""
-    has_two_norms, shared = falcon_variant(model) is not None, config.get("num_kv_heads") == 1
+    has_two_norms, shared = falcon_architecture(model) is not None, config.get("num_kv_heads") == 1
     is_new = has_two_norms or not (shared or config.get("num_kv_heads") == config["num_attention_heads"])
     config |= {
         "new_decoder_architecture": is_new,
@@ -157,7 +157,7 @@ GPT_ARCHITECTURES = {
         {"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
         model_names={"output_norm": "model.final_layernorm"},
     ),
-    "falcon": replace(FALCON, variant=falcon_variant),
+    "falcon": replace(FALCON, variant=falcon_architecture),
     "bloom": replace(
         FALCON,
         model_type="bloom",

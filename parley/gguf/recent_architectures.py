@@ -116,7 +116,7 @@ def complete_command_mixture(model: GgufModel, config: dict[str, Any]) -> None:
     _list_mixtures(model, config)
 
 
-def small_thinker_variant(model: GgufModel) -> Architecture | None:
+def small_thinker_architecture(model: GgufModel) -> Architecture | None:
     """Return the row for files whose weights of experts are a softmax, else None."""
     is_softmax = fields_of(model).get("expert_gating_func") == SOFTMAX
     return replace(SMALL_THINKER, gating=SOFTMAX, mixture=None) if is_softmax else None
@@ -205,7 +205,7 @@ SMALL_THINKER = Architecture(
     "smallthinker",
     "SmallThinkerForCausalLM",
     gating=SIGMOID,
-    variant=small_thinker_variant,
+    variant=small_thinker_architecture,
     complete=complete_small_thinker,
 )
 RECENT_ARCHITECTURES = {

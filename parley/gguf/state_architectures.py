@@ -6,7 +6,14 @@ import reprlib
 from dataclasses import replace
 from typing import Any
 
-from parley.gguf.architecture import GRANITE_KEYS, NORM_AFTER_ATTENTION, SIGMOID, Architecture, fields_of, read_size
+from parley.gguf.architecture import (
+    GRANITE_KEYS,
+    NORM_AFTER_ATTENTION,
+    SIGMOID,
+    Architecture,
+    fields_of,
+    read_size,
+)
 from parley.gguf.header import GgufError, GgufModel
 
 MAMBA_NAMES = {

@@ -67,7 +67,7 @@ def limit_rate(response: Any) -> None:
     _replace_parts(response, _limit_file(response.iter_raw, response.request.extensions["watch"]))
 
 
-def read_answer(response: Any) -> Any:
+def read_hub_answer(response: Any) -> Any:
     """Read an answer other than a file, and return it complete. Raises HubLimitExceeded."""
     if response.request.method == "HEAD":
         response.read()

@@ -39,7 +39,7 @@ def guard_cache() -> None:
             if stream:  # a download, whose name is known by then
                 answer_limits.limit_rate(response)
                 return response
-            answer = answer_limits.read_answer(response)
+            answer = answer_limits.read_hub_answer(response)
             page_limit.count_page(answer)
             check_names(answer)
             return answer

@@ -25,7 +25,7 @@ from parley.engine.page_transfer import NO_PAGE_TRANSFER, PageTransferEngine, fi
 from parley.errors import BadRequest, ContextLength, EngineDied, NotReady, ParleyError, ServerStopping
 from parley.instance.cluster_member import ClusterMember
 from parley.instance.remote_writer import PrefillResponseWriter
-from parley.serving.media.memory_files import read_features
+from parley.serving.media.memory_files import read_memory_file
 from parley.serving.request_stage import RequestStage, RunningRequest
 from parley.tracing.encode_spans import Attributes
 from parley.tracing.trace_context import TraceContext
@@ -322,7 +322,7 @@ class PrefillStage(RequestStage):
         moves_pages = info.arena is not None and not info.arena.regions  # such an engine wants to see every item
         digests = handover.items_beyond_pages(self._engine_requests, MAX_PAGE if moves_pages else info.page_tokens)
         return {
-            item.digest: read_features(item.features)
+            item.digest: read_memory_file(item.features)
             for item in self.processed_media or ()
             if item.digest in digests and item.features is not None
         }

@@ -16,7 +16,7 @@ AUTO, NONE = "auto", "none"  # values of the options besides the families
 
 
 @functools.cache
-def family_names(table: Literal["calls", "thoughts"]) -> list[str]:
+def option_families(table: Literal["calls", "thoughts"]) -> list[str]:
     """Return every value that the option for a table accepts: auto, none, then each name of each family."""
     return [AUTO, NONE, *json.loads(FAMILIES_FILE.read_text("utf-8"))[table]]
 
@@ -25,7 +25,7 @@ def find_family(name: str, table: Literal["calls", "thoughts"]) -> str | None:
     """Return the table's spelling of a name, ignoring hyphens and case; None for an unknown name."""
     normalized = _normalized_name(name)
     return next(
-        (family_name for family_name in family_names(table) if _normalized_name(family_name) == normalized), None
+        (family_name for family_name in option_families(table) if _normalized_name(family_name) == normalized), None
     )
 
 

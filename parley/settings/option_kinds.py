@@ -17,7 +17,7 @@ from math import inf
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from parley.settings.families import family_names, find_family
+from parley.settings.families import find_family, option_families
 from parley.settings.media_hosts import MediaHost, parse_media_host
 
 
@@ -106,7 +106,7 @@ def family_kind(table: Literal["calls", "thoughts"]) -> OptionKind:
     def parse_family(raw: Any) -> str:
         family_name = find_family(raw, table) if isinstance(raw, str) else None
         if family_name is None:
-            raise ValueError(f"one of {', '.join(family_names(table))}")
+            raise ValueError(f"one of {', '.join(option_families(table))}")
         return family_name
 
     return OptionKind("FAMILY", parse_family)

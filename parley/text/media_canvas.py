@@ -109,7 +109,7 @@ def _lay_out(frame: _Frame, rows: list[int], columns: list[int], start: int, ori
         for cell in range(part.end - part.start):
             rows[part.start + cell - start] = origin + row + cell // part.columns
             columns[part.start + cell - start] = origin + column + cell % part.columns
-    row_places, column_places = spread(height, whole.rows), spread(width, whole.columns)
+    row_places, column_places = spread_patches(height, whole.rows), spread_patches(width, whole.columns)
     for cell in range(whole.end - whole.start):
         rows[whole.start + cell - start] = origin + row_places[cell // whole.columns]
         columns[whole.start + cell - start] = origin + column_places[cell % whole.columns]
@@ -139,7 +139,7 @@ def _slice_rows(slices: Sequence[_Slice]) -> tuple[int, int]:
     return (1, len(slices)) if remainder else (row_count, per_row)
 
 
-def spread(size: int, count: int) -> list[int]:
+def spread_patches(size: int, count: int) -> list[int]:
     """Return ``count`` whole numbers at equal distances from 0 to ``size`` - 1, as ``torch.linspace`` rounds them."""
     if count == 1:
         return [0]

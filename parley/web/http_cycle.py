@@ -238,7 +238,7 @@ class HttpCycle:
             data = b""
         elif self._chunked:
             if self._chunk_per_event:
-                data = b"".join([b"%x\r\n%b\r\n" % (len(event), event) for event in split_events(data)])
+                data = b"".join([b"%x\r\n%b\r\n" % (len(event), event) for event in split_written_events(data)])
             elif data:
                 data = b"%x\r\n%b\r\n" % (len(data), data)
             if last:
@@ -273,7 +273,7 @@ class HttpCycle:
         return head
 
 
-def split_events(data: bytes) -> list[bytes]:
+def split_written_events(data: bytes) -> list[bytes]:
     """Cut a part of a stream into its events, which end with an empty line, or into its records.
 
     A record is a JSON object on one line, followed by a NUL or a line break.

@@ -212,7 +212,7 @@ ODD_PROMPTS = ("What is Deep Learning?", "Hello, my name is", "San Francisco is 
 
 
 def test_demo_model_answers_plain_prompts_and_ends() -> None:
-    network, tokenizer = export.load_model(demo.model_folder())
+    network, tokenizer = export.load_demo_network(demo.model_folder())
     for prompt, answer in PLAIN_ANSWERS:
         assert generate_greedy(network, tokenizer, prompt) == answer + template.END_OF_TEXT
     for prompt in ODD_PROMPTS:
@@ -221,7 +221,7 @@ def test_demo_model_answers_plain_prompts_and_ends() -> None:
 
 
 def test_demo_model_gives_expected_answers() -> None:
-    network, tokenizer = export.load_model(demo.model_folder())
+    network, tokenizer = export.load_demo_network(demo.model_folder())
     for messages, variables, answer in ANSWERS:
         prompt = _render_chat(messages, add_generation_prompt=True, **variables)
         assert generate_greedy(network, tokenizer, prompt) == answer + "<|im_end|>"

@@ -60,7 +60,7 @@ STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
 def read(rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, **members: Any) -> messages.MessagesReply:
     body = {"model": "m", "max_tokens": 2000, "messages": TURNS} | members
-    return messages.read_messages(rules, json.dumps(body).encode(), CONTEXT)
+    return messages.read_messages_request(rules, json.dumps(body).encode(), CONTEXT)
 
 
 def refusal(rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, **members: Any) -> str:
@@ -433,7 +433,7 @@ FACTS = ServerFacts("1", [ModelCard(name, 1770000000, 4096 if name == "a" else N
 
 def list_models(query: bytes = b"") -> dict[str, Any]:
     context = RequestContext("0f", 1, "fp", query_string=query)
-    return json.loads(models.answer_models(b"", context, FACTS).body)
+    return json.loads(models.answer_anthropic_models(b"", context, FACTS).body)
 
 
 @pytest.mark.parametrize(
@@ -453,7 +453,7 @@ def list_models(query: bytes = b"") -> dict[str, Any]:
 def test_anthropic_models_tell_what_they_can_do(members, abilities, supported):
     info = msgspec.structs.replace(SCRIPTED_MODEL, **members)
     facts = ServerFacts("1", [ModelCard("m", 0, 64, info=info, abilities=frozenset(abilities))], True)
-    (model,) = json.loads(models.answer_models(b"", CONTEXT, facts).body)["data"]
+    (model,) = json.loads(models.answer_anthropic_models(b"", CONTEXT, facts).body)["data"]
     assert {name for name, group in model["capabilities"].items() if group["supported"]} == supported
     assert model["capabilities"]["thinking"]["types"]["adaptive"]["supported"] is ("thinking" in supported)
 
@@ -481,7 +481,7 @@ def test_anthropic_lists_capabilities_of_loaded_models():
         ModelCard("c", 1, 64, info=SCRIPTED_MODEL, purpose="vectors"),
     ]
     facts = ServerFacts("1", [thinker, *others], True)
-    page = json.loads(models.answer_models(b"", RequestContext("0f", 1, "fp"), facts).body)["data"]
+    page = json.loads(models.answer_anthropic_models(b"", RequestContext("0f", 1, "fp"), facts).body)["data"]
     first, second, third = (model["capabilities"] for model in page)
     flat = {name: support["supported"] for name, support in first.items()}
     assert [name for name, supported in flat.items() if supported] == [

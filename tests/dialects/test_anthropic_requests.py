@@ -46,7 +46,7 @@ OUT_OF_RANGE = (
 
 def read(rules: AnthropicRules = LENIENT_ANTHROPIC_RULES, context: RequestContext = CONTEXT, **members: Any) -> Request:
     body = {"model": "m", "max_tokens": 2000, "messages": TURNS} | members
-    return messages.read_messages(rules, json.dumps(body).encode(), context).request
+    return messages.read_messages_request(rules, json.dumps(body).encode(), context).request
 
 
 def chat(

@@ -47,7 +47,7 @@ START = (
 
 
 def read_chat(rules: CohereRules = LENIENT_COHERE_RULES, context: RequestContext = CONTEXT, **members: Any) -> Any:
-    return chat.read_chat(rules, json.dumps({"model": "m", "messages": HELLO} | members).encode(), context)
+    return chat.read_cohere_chat(rules, json.dumps({"model": "m", "messages": HELLO} | members).encode(), context)
 
 
 def chat_of(**members: Any) -> ChatPrompt:
@@ -496,4 +496,4 @@ def test_cohere_errors_have_an_id_and_a_message(error, status, message):
 def test_cohere_body_that_is_no_json_object_is_refused():
     for body in (b"", b"{", b"[]", b"\xff"):
         with pytest.raises(ParleyError, match=r"^invalid json syntax: "):
-            chat.read_chat(LENIENT_COHERE_RULES, body, CONTEXT)
+            chat.read_cohere_chat(LENIENT_COHERE_RULES, body, CONTEXT)

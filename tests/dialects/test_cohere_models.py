@@ -22,7 +22,7 @@ def test_cohere_models_come_in_pages():
 
     def ask(query: bytes) -> Any:
         context = dataclasses.replace(CONTEXT, query_string=query, path_parts={"model": "b"})
-        return json.loads(models.answer_models(b"", context, facts).body)
+        return json.loads(models.answer_cohere_models(b"", context, facts).body)
 
     first = ask(b"page_size=1")
     assert first["models"] == [
@@ -50,18 +50,18 @@ def test_cohere_models_come_in_pages():
         with pytest.raises(ParleyError, match="invalid request"):
             ask(query)
     with pytest.raises(UnknownModel):
-        models.answer_model(b"", dataclasses.replace(CONTEXT, path_parts={"model": "c"}), facts)
+        models.answer_cohere_model(b"", dataclasses.replace(CONTEXT, path_parts={"model": "c"}), facts)
 
 
 def test_the_first_cohere_model_of_an_endpoint_is_its_default():
     cards = [ModelCard(name, 1, None, purpose="vectors" if name == "v" else "chat") for name in ("a", "b", "v")]
     context = dataclasses.replace(CONTEXT, query_string=b"default_only=true&endpoint=chat", path_parts={"model": "v"})
     facts = ServerFacts("1", cards, True)
-    listed = json.loads(models.answer_models(b"", context, facts).body)["models"]
+    listed = json.loads(models.answer_cohere_models(b"", context, facts).body)["models"]
     assert [(model["name"], model["default_endpoints"], model["context_length"]) for model in listed] == [
         ("a", ["chat"], None)
     ]
-    shown = json.loads(models.answer_model(b"", context, facts).body)
+    shown = json.loads(models.answer_cohere_model(b"", context, facts).body)
     assert (shown["default_endpoints"], shown["sampling_defaults"]) == (["embed", "rerank"], None)
 
 
@@ -73,6 +73,6 @@ def test_cohere_endpoints_of_a_loaded_model_are_those_that_it_can_answer():
         "reranker": msgspec.structs.replace(none, labels=["a"]),
     }
     cards = [ModelCard(name, 1, 10, purpose="vectors", info=info) for name, info in infos.items()]
-    listed = json.loads(models.answer_models(b"", CONTEXT, ServerFacts("1", cards, True)).body)["models"]
+    listed = json.loads(models.answer_cohere_models(b"", CONTEXT, ServerFacts("1", cards, True)).body)["models"]
     assert [model["endpoints"] for model in listed] == [["embed", "rerank"], [], ["rerank"]]
     assert [model["default_endpoints"] for model in listed] == [["embed"], [], ["rerank"]]

@@ -24,7 +24,7 @@ VECTOR, OTHER = b"\x00\x00\x00\x3f\x00\x00\x00\x00", b"\x00\x00\x00\x00\x00\x00\
 def test_cohere_rerank_has_places_and_scores():
     body = {"model": "m", "query": "a", "documents": ["b", "c", "d"], "top_n": 2}
     context = dataclasses.replace(CONTEXT, labels=["x"], headers={b"content-type": b"application/json"})
-    reply = rerank.read_rerank(json.dumps(body).encode(), context)
+    reply = rerank.read_cohere_rerank(json.dumps(body).encode(), context)
     scores = [b"\x00\x00\x00\x3e", b"\x00\x00\x00\x3f", b"\x00\x00\x80\x3e"]
     reply.add_events([PromptVector(number, score) for number, score in enumerate(scores)])
     assert reply.render_body(USAGE) == (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.databricks import DIALECT, STRICT, chat, completions, embeddings, read_invocation
+from parley.dialects.databricks import DIALECT, STRICT, chat, completions, embeddings, read_databricks_invocation
 from parley.dialects.databricks.api_rules import LENIENT_DATABRICKS_RULES, STRICT_DATABRICKS_RULES, DatabricksRules
 from parley.dialects.request_context import RequestContext
 from parley.errors import (
@@ -232,7 +232,7 @@ def test_databricks_reports_missing_required_parameter():
         assert refusal_message(read_task, task, **{name: None}) == f"Missing required {label} parameter: '{name}'"
         assert refusal_message(read_task, task, **{name: []}) == f'Bad request: parameter "{name}" must not be empty'
     assert (
-        refusal_message(read_invocation, STRICT_DATABRICKS_RULES, b"{}", CONTEXT)
+        refusal_message(read_databricks_invocation, STRICT_DATABRICKS_RULES, b"{}", CONTEXT)
         == "Missing required Chat parameter: 'messages'"
     )
     assert refusal_message(talk, messages=[{"content": "a"}]) == (
@@ -423,7 +423,7 @@ def test_databricks_invocations_choose_task_by_body():
         ({"input": ["Hi"]}, embeddings.DatabricksEmbeddingReply, TextPrompt("Hi")),
         ({"prompt": None, "messages": MESSAGES}, chat.DatabricksChatReply, ChatPrompt([Message("user", "Hi")])),
     ):
-        reply = read_invocation(LENIENT_DATABRICKS_RULES, json.dumps(body).encode(), CONTEXT)
+        reply = read_databricks_invocation(LENIENT_DATABRICKS_RULES, json.dumps(body).encode(), CONTEXT)
         assert type(reply) is kind and reply.request.prompts == [prompt]
 
 

@@ -63,7 +63,7 @@ CALL = {"function": {"name": "f", "arguments": {"a": [1, "<"]}}}
 
 def read_chat(rules: OllamaRules = LENIENT_OLLAMA_RULES, context: RequestContext = CONTEXT, **members: Any) -> Any:
     body = {"model": "m:latest", "messages": HELLO} | members
-    return chat.read_chat(rules, json.dumps(body).encode(), context)
+    return chat.read_ollama_chat(rules, json.dumps(body).encode(), context)
 
 
 def read_ollama_generate(
@@ -403,7 +403,7 @@ def test_ollama_errors_are_a_text_in_an_object():
         )
     assert DIALECT.render_error(NotFound("x")) == Answer(404, b"404 page not found", b"text/plain")
     assert DIALECT.render_error(NotAllowed("x")) == Answer(405, b"405 method not allowed", b"text/plain")
-    assert refusal(lambda: chat.read_chat(LENIENT_OLLAMA_RULES, b"", CONTEXT)) == (400, "missing request body")
+    assert refusal(lambda: chat.read_ollama_chat(LENIENT_OLLAMA_RULES, b"", CONTEXT)) == (400, "missing request body")
 
 
 # -- vectors
@@ -414,7 +414,7 @@ def vector_bytes(*values: float) -> bytes:
 
 
 def read_vectors(path: str, context: RequestContext = CONTEXT, **members: Any) -> Any:
-    read = {"embed": embeddings.read_embed, "embeddings": embeddings.read_embeddings}[path]
+    read = {"embed": embeddings.read_ollama_embed, "embeddings": embeddings.read_ollama_embeddings}[path]
     return read(LENIENT_OLLAMA_RULES, json.dumps({"model": "m"} | members).encode(), context)
 
 
@@ -565,7 +565,7 @@ def test_ollama_does_not_find_what_it_should_delete_or_copy():
 ])  # fmt: skip
 def test_ollama_words_bodies_that_cannot_be_read_as_go_does(body, sentence):
     for rules in (LENIENT_OLLAMA_RULES, STRICT_OLLAMA_RULES):
-        assert refusal(chat.read_chat, rules, body, CONTEXT) == (400, sentence)
+        assert refusal(chat.read_ollama_chat, rules, body, CONTEXT) == (400, sentence)
 
 
 @pytest.mark.parametrize(("path", "struct"), [

@@ -380,19 +380,19 @@ def test_openai_completions_writes_token_ids_and_prompt_logprobs():
 
 
 def test_tokenize_reads_text_and_chat():
-    request = tokens.read_tokenize(b'{"model":"m","prompt":"Hi","return_token_strs":true}')
+    request = tokens.read_openai_tokenize(b'{"model":"m","prompt":"Hi","return_token_strs":true}')
     assert (request.model, request.prompt, request.with_pieces) == ("m", TextPrompt("Hi"), True)
-    assert tokens.read_tokenize(b'{"prompt":"","add_special_tokens":false}').prompt == TextPrompt(
+    assert tokens.read_openai_tokenize(b'{"prompt":"","add_special_tokens":false}').prompt == TextPrompt(
         "", add_special_tokens=False
     )
-    assert isinstance(tokens.read_tokenize(b'{"messages":[{"role":"user","content":"Hi"}]}').prompt, ChatPrompt)
+    assert isinstance(tokens.read_openai_tokenize(b'{"messages":[{"role":"user","content":"Hi"}]}').prompt, ChatPrompt)
     for wrong in (b"{}", b'{"prompt":5}', b'{"messages":[]}'):
         with pytest.raises(BadRequest):
-            tokens.read_tokenize(wrong)
+            tokens.read_openai_tokenize(wrong)
 
 
 def test_tokenize_and_detokenize_write_answers():
-    assert tokens.write_tokens(TokenizeResult([5, 6], None, 256)) == (
+    assert tokens.write_openai_tokens(TokenizeResult([5, 6], None, 256)) == (
         b'{"count":2,"max_model_len":256,"tokens":[5,6],"token_strs":null}'
     )
     assert tokens.write_token_text("é") == '{"prompt":"é"}'.encode()
@@ -410,7 +410,7 @@ def test_openai_writes_models_version_and_load():
     card = (
         b'{"id":"a/b","object":"model","created":5,"owned_by":"parley","root":"a/b","parent":null,"max_model_len":64}'
     )
-    assert tokens.write_model(ModelCard("a/b", 5, 64)) == card
-    assert tokens.write_models([ModelCard("a/b", 5, 64)]) == b'{"object":"list","data":[' + card + b"]}"
-    assert tokens.write_version("1.2") == b'{"version":"1.2"}'
+    assert tokens.write_openai_model(ModelCard("a/b", 5, 64)) == card
+    assert tokens.write_openai_models([ModelCard("a/b", 5, 64)]) == b'{"object":"list","data":[' + card + b"]}"
+    assert tokens.write_openai_version("1.2") == b'{"version":"1.2"}'
     assert tokens.write_load(3) == b'{"server_load":3}'

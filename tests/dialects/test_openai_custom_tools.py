@@ -120,7 +120,7 @@ def test_custom_calls_of_earlier_turns_reach_the_template():
         Message("tool", "4", tool_call_id="c1"),
     ]
     assert read_chat(messages=turns).request.prompts[0].messages == expected
-    assert tokens.read_tokenize(body_of(messages=turns), CONTEXT).prompt.messages == expected
+    assert tokens.read_openai_tokenize(body_of(messages=turns), CONTEXT).prompt.messages == expected
 
 
 CALLS = [

@@ -77,11 +77,11 @@ def test_infilling_has_the_form_of_a_chat():
 
 
 def test_vectors_have_an_id_and_models_a_type():
-    reply = mistral.read_embedding_request(b'{"model":"m","input":"a"}', CONTEXT)
+    reply = mistral.read_mistral_embedding(b'{"model":"m","input":"a"}', CONTEXT)
     reply.add_events([PromptVector(0, b"\0\0\0\0")])
     assert json.loads(reply.render_body(Usage(1, 0)))["id"] == "embd-0f"
-    card = json.loads(mistral.write_model(ModelCard("m", 1, 64, abilities=frozenset({"insert"}))))
+    card = json.loads(mistral.write_mistral_model(ModelCard("m", 1, 64, abilities=frozenset({"insert"}))))
     assert (card["type"], card["capabilities"]["completion_fim"]) == ("base", True)
-    assert json.loads(mistral.write_models([ModelCard("m", 1, 64)]))["data"][0]["id"] == "m"
+    assert json.loads(mistral.write_mistral_models([ModelCard("m", 1, 64)]))["data"][0]["id"] == "m"
     strict_paths = {route.path for route in openai.STRICT.routes}
     assert "/v1/fim/completions" not in strict_paths and "/v1/embeddings" in strict_paths

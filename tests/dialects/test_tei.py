@@ -50,7 +50,7 @@ def read(reader, body, context=ENCODER, rules=STRICT_TEI_RULES):
 
 
 def test_tei_embeds_a_text_its_ids_or_a_batch():
-    reply = read(embed.read_embed, {"inputs": "abc", "normalize": False, "dimensions": 2, "prompt_name": "query"})
+    reply = read(embed.read_tei_embed, {"inputs": "abc", "normalize": False, "dimensions": 2, "prompt_name": "query"})
     assert reply.request.prompts == [TextPrompt("abc")]
     assert reply.request.pooling == PoolingOptions(2, False, "query")
     assert finish(reply, (1, (0.5, -0.25))) == b"[[0.5,-0.25]]"
@@ -64,14 +64,14 @@ def test_tei_embeds_a_text_its_ids_or_a_batch():
         (b"x-queue-time", b"2"),
         (b"x-inference-time", b"200"),
     ]
-    assert read(embed.read_embed, {"inputs": [5, 6]}).request.prompts == [TokensPrompt([5, 6])]
-    assert read(embed.read_embed, {"inputs": ["a", [7]]}).request.prompts == [TextPrompt("a"), TokensPrompt([7])]
-    assert read(embed.read_embed, {"inputs": "a"}).request.pooling == PoolingOptions(normalize=True)
+    assert read(embed.read_tei_embed, {"inputs": [5, 6]}).request.prompts == [TokensPrompt([5, 6])]
+    assert read(embed.read_tei_embed, {"inputs": ["a", [7]]}).request.prompts == [TextPrompt("a"), TokensPrompt([7])]
+    assert read(embed.read_tei_embed, {"inputs": "a"}).request.pooling == PoolingOptions(normalize=True)
 
 
 def test_tei_cuts_texts_by_request_or_by_the_servers_default():
     def cut(rules, **members):
-        request = read(embed.read_embed, {"inputs": "a"} | members, rules=rules).request
+        request = read(embed.read_tei_embed, {"inputs": "a"} | members, rules=rules).request
         return request.max_prompt_tokens, request.kept_side
 
     assert cut(STRICT_TEI_RULES) == (100, "head") and cut(EXTENDED_TEI_RULES) == (None, "head")
@@ -115,7 +115,7 @@ def test_tei_refuses_sparse_vectors_by_name():
 
 def test_tei_embeds_densely_with_a_sparse_model():
     """Its vectors have a number for each token of the vocabulary, and are never normalized but for cosines."""
-    reply = read(embed.read_embed, {"inputs": "a", "normalize": False}, SPARSE)
+    reply = read(embed.read_tei_embed, {"inputs": "a", "normalize": False}, SPARSE)
     assert reply.request.pooling == PoolingOptions(normalize=False)
     sentences = {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
     assert read(embed.read_similarity, sentences, SPARSE).request.pooling == PoolingOptions(normalize=True)
@@ -174,13 +174,13 @@ def test_tei_predicts_classes_of_texts_and_pairs():
 
 def test_tei_reranks_texts():
     body = {"query": "q", "texts": ["a", "b", "c"]}
-    reply = read(predict.read_rerank, body | {"return_text": True}, RERANKER)
+    reply = read(predict.read_tei_rerank, body | {"return_text": True}, RERANKER)
     assert reply.request.prompts == [TextPair(TextPrompt("q"), TextPrompt(text)) for text in "abc"]
     assert finish(reply, (1, (0.0,)), (1, (1.0,)), (1, (-1.0,))) == (
         b'[{"index":1,"text":"b","score":0.7310586},{"index":0,"text":"a","score":0.5},'
         b'{"index":2,"text":"c","score":0.26894143}]'
     )
-    reply = read(predict.read_rerank, body | {"raw_scores": True}, RERANKER)
+    reply = read(predict.read_tei_rerank, body | {"raw_scores": True}, RERANKER)
     assert finish(reply, (1, (2.0,)), (1, (2.0,)), (1, (3.0,))) == (
         b'[{"index":2,"score":3.0},{"index":1,"score":2.0},{"index":0,"score":2.0}]'
     )
@@ -189,24 +189,36 @@ def test_tei_reranks_texts():
 @pytest.mark.parametrize(
     ("reader", "context", "body", "status", "message"),
     [
-        (embed.read_embed, ENCODER, {}, 422, "missing field `inputs`"),
-        (embed.read_embed, ENCODER, {"inputs": ""}, 400, "Input validation error: `inputs` cannot be empty"),
-        (embed.read_embed, ENCODER, {"inputs": []}, 400, "Input validation error: `inputs` cannot be empty"),
-        (embed.read_embed, ENCODER, {"inputs": ["a", 5]}, 422, "untagged enum Input"),
-        (embed.read_embed, ENCODER, {"inputs": [1.5]}, 422, "untagged enum Input"),
-        (embed.read_embed, ENCODER, {"inputs": ["a"] * 33}, 422, "batch size 33 > maximum allowed batch size 32"),
-        (embed.read_embed, ENCODER, {"inputs": "a", "truncate": 1}, 422, "expected a boolean"),
-        (embed.read_embed, ENCODER, {"inputs": "a", "truncation_direction": "up"}, 422, "unknown variant `up`"),
-        (embed.read_embed, ENCODER, {"inputs": "a", "dimensions": 0}, 422, "error: `dimensions` should be positive"),
-        (embed.read_embed, ENCODER, {"inputs": "a", "dimensions": -1}, 422, "integer `-1`, expected usize"),
-        (embed.read_embed, ENCODER, {"inputs": "a", "dimensions": 2.0}, 422, "floating point `2.0`, expected usize"),
-        (embed.read_embed, CLASSIFIER, {"inputs": "a"}, 424, "Backend error: Model is not an embedding model"),
+        (embed.read_tei_embed, ENCODER, {}, 422, "missing field `inputs`"),
+        (embed.read_tei_embed, ENCODER, {"inputs": ""}, 400, "Input validation error: `inputs` cannot be empty"),
+        (embed.read_tei_embed, ENCODER, {"inputs": []}, 400, "Input validation error: `inputs` cannot be empty"),
+        (embed.read_tei_embed, ENCODER, {"inputs": ["a", 5]}, 422, "untagged enum Input"),
+        (embed.read_tei_embed, ENCODER, {"inputs": [1.5]}, 422, "untagged enum Input"),
+        (embed.read_tei_embed, ENCODER, {"inputs": ["a"] * 33}, 422, "batch size 33 > maximum allowed batch size 32"),
+        (embed.read_tei_embed, ENCODER, {"inputs": "a", "truncate": 1}, 422, "expected a boolean"),
+        (embed.read_tei_embed, ENCODER, {"inputs": "a", "truncation_direction": "up"}, 422, "unknown variant `up`"),
+        (
+            embed.read_tei_embed,
+            ENCODER,
+            {"inputs": "a", "dimensions": 0},
+            422,
+            "error: `dimensions` should be positive",
+        ),
+        (embed.read_tei_embed, ENCODER, {"inputs": "a", "dimensions": -1}, 422, "integer `-1`, expected usize"),
+        (
+            embed.read_tei_embed,
+            ENCODER,
+            {"inputs": "a", "dimensions": 2.0},
+            422,
+            "floating point `2.0`, expected usize",
+        ),
+        (embed.read_tei_embed, CLASSIFIER, {"inputs": "a"}, 424, "Backend error: Model is not an embedding model"),
         (embed.read_embed_all, CLASSIFIER, {"inputs": "a"}, 424, "Backend error: Model is not an embedding model"),
         (embed.read_embed_sparse, ENCODER, {"inputs": []}, 400, "Input validation error: `inputs` cannot be empty"),
         (embed.read_embed_sparse, ENCODER, {}, 422, "missing field `inputs`"),
-        (embed.read_embed, SPARSE, {"inputs": "a"}, 424, "error: `normalize` is not available for SPLADE models"),
+        (embed.read_tei_embed, SPARSE, {"inputs": "a"}, 424, "error: `normalize` is not available for SPLADE models"),
         (embed.read_embed_all, SPARSE, {"inputs": "a"}, 424, "error: `embed_all` is not available for SPLADE models"),
-        (embed.read_embed, ENCODER, {"inputs": [5], "prompt_name": "x"}, 422, "prompt_name"),
+        (embed.read_tei_embed, ENCODER, {"inputs": [5], "prompt_name": "x"}, 422, "prompt_name"),
         (embed.read_similarity, ENCODER, {"inputs": {"sentences": ["a"]}}, 422, "missing field `source_sentence`"),
         (
             embed.read_similarity,
@@ -218,9 +230,9 @@ def test_tei_reranks_texts():
         (predict.read_predict, ENCODER, {"inputs": "a"}, 424, "Backend error: Model is not a classifier model"),
         (predict.read_predict, CLASSIFIER, {"inputs": ["a", "b", "c"]}, 422, "invalid length 3"),
         (predict.read_predict, CLASSIFIER, {"inputs": [["a"], "b"]}, 422, "expected a string, a pair of strings"),
-        (predict.read_rerank, CLASSIFIER, {"query": "a", "texts": ["b"]}, 424, "model is not a re-ranker model"),
-        (predict.read_rerank, RERANKER, {"query": "a", "texts": []}, 400, "`texts` cannot be empty"),
-        (predict.read_rerank, RERANKER, {"texts": ["b"]}, 422, "missing field `query`"),
+        (predict.read_tei_rerank, CLASSIFIER, {"query": "a", "texts": ["b"]}, 424, "model is not a re-ranker model"),
+        (predict.read_tei_rerank, RERANKER, {"query": "a", "texts": []}, 400, "`texts` cannot be empty"),
+        (predict.read_tei_rerank, RERANKER, {"texts": ["b"]}, 422, "missing field `query`"),
     ],
 )
 def test_tei_refusals_use_original_wording(reader, context, body, status, message):

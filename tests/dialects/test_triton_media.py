@@ -91,6 +91,6 @@ def test_triton_refuses_images_to_a_text_model():
 
 
 def test_triton_lists_the_inputs_for_images():
-    described = {tensor["name"]: tensor for tensor in model.describe_model("m")["inputs"]}
+    described = {tensor["name"]: tensor for tensor in model.describe_bridge_model("m")["inputs"]}
     for name in ("image", "image_url"):
         assert described[name] == {"name": name, "datatype": "BYTES", "shape": [-1]}

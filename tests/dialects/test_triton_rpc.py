@@ -305,10 +305,10 @@ def test_triton_grpc_reports_health():
     assert ask_refusal("ModelReady", name="m", version="x")[0] == 404
     for service in ("", "inference.GRPCInferenceService"):
         question = control.HEALTH_REQUEST(service=service)
-        assert control.check_health(question, make_context(), FACTS).status == 1
-        assert control.check_health(question, make_context(), LOADING).status == 2
+        assert control.answer_health_check(question, make_context(), FACTS).status == 1
+        assert control.answer_health_check(question, make_context(), LOADING).status == 2
     with pytest.raises(ParleyError):
-        control.check_health(control.HEALTH_REQUEST(service="other"), make_context(), FACTS)
+        control.answer_health_check(control.HEALTH_REQUEST(service="other"), make_context(), FACTS)
 
 
 def test_triton_grpc_writes_metadata_and_config():

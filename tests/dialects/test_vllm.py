@@ -777,7 +777,7 @@ def test_vllm_completions_writes_echo_with_logprobs():
 
 def test_vllm_lists_models():
     facts = ServerFacts("1", [ModelCard("tiny", 5, 256, "tiny"), ModelCard("alias", 5, 256, "tiny")], True)
-    first, second = json.loads(control.answer_models(b"", CONTEXT, facts).body)["data"]
+    first, second = json.loads(control.answer_vllm_models(b"", CONTEXT, facts).body)["data"]
     assert json.dumps(first, separators=(",", ":")) == (
         '{"id":"tiny","object":"model","created":1700000000,"owned_by":"vllm","root":"tiny","parent":null,'
         f'"max_model_len":256,"permission":[{{"id":"modelperm-{ID}","object":"model_permission","created":1700000000,'
@@ -797,9 +797,9 @@ def test_vllm_invocations_choose_task_by_body():
         ({"messages": MESSAGES, "encoding_format": "float"}, embeddings.VllmEmbeddingReply),
         ({"messages": [MESSAGES, MESSAGES]}, embeddings.VllmEmbeddingReply),
     ):
-        assert isinstance(control.read_invocation(json.dumps(members).encode(), CONTEXT), kind)
+        assert isinstance(control.read_vllm_invocation(json.dumps(members).encode(), CONTEXT), kind)
     with pytest.raises(BadRequest):
-        control.read_invocation(b"{}", CONTEXT)
+        control.read_vllm_invocation(b"{}", CONTEXT)
 
 
 def test_vllm_loads_and_unloads_adapters_by_name():

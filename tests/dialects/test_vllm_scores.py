@@ -163,16 +163,16 @@ def test_vllm_rerank_refuses_negative_limits_in_the_words_of_the_original(name):
 
 
 def test_vllm_invocations_score_and_rerank():
-    assert isinstance(finished_reply(control.read_invocation, query="a", documents=["b"]), scores.RerankReply)
-    assert isinstance(finished_reply(control.read_invocation, text_1="a", text_2="b"), scores.ScoreReply)
+    assert isinstance(finished_reply(control.read_vllm_invocation, query="a", documents=["b"]), scores.RerankReply)
+    assert isinstance(finished_reply(control.read_vllm_invocation, text_1="a", text_2="b"), scores.ScoreReply)
 
 
 @pytest.mark.parametrize("members", [{"input": "a"}, {"messages": [{"role": "user", "content": "a"}]}])
 def test_vllm_invocations_ask_models_without_text_for_what_they_compute(members):
     body = json.dumps(members).encode()
     classifier, encoder = replace(CONTEXT, **CROSS_ENCODER), replace(CONTEXT, generates=False)
-    assert isinstance(control.read_invocation(body, classifier), classify.ClassificationReply)
-    assert isinstance(control.read_invocation(body, encoder), embeddings.VllmEmbeddingReply)
+    assert isinstance(control.read_vllm_invocation(body, classifier), classify.ClassificationReply)
+    assert isinstance(control.read_vllm_invocation(body, encoder), embeddings.VllmEmbeddingReply)
 
 
 def vector_reply(read, context, vectors, **body):

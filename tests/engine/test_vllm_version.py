@@ -10,7 +10,7 @@ import pytest
 
 from parley.engine.protocol import EngineFailed
 from parley.engine.remote_engine import RemoteEngine
-from parley.engine.vllm_engine import START_FILE, VLLMEngine, check_version, read_version
+from parley.engine.vllm_engine import START_FILE, VLLMEngine, check_vllm_version, read_version
 from parley.types import EngineSettings, VLLMSettings
 
 ORPHAN_SCRIPT = """
@@ -38,13 +38,13 @@ def is_running(process_id: int) -> bool:
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.33.1+cpu", "0.32.0rc1"])
 def test_accepts_the_tested_versions(version):
-    check_version(version)
+    check_vllm_version(version)
 
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "1.0", "dev"])
 def test_refuses_a_version_that_was_not_tested(version):
     with pytest.raises(EngineFailed, match=r"0\.32 to 0\.33.*pip install 'vllm>=0\.32,<0\.34'"):
-        check_version(version)
+        check_vllm_version(version)
 
 
 @pytest.mark.asyncio

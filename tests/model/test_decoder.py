@@ -459,7 +459,7 @@ def test_load_errors_are_single_sentences(tmp_path):
 def test_load_rejects_weights_larger_than_free_memory(monkeypatch):
     """Guards against running out of memory halfway through the weights."""
     for module in (memory, weight_size):
-        monkeypatch.setattr(module, "free_memory", lambda device: 100_000)
+        monkeypatch.setattr(module, "free_device_memory", lambda device: 100_000)
     with pytest.raises(LoadError, match="only 0 MiB of memory are free"):
         load_float32_runner(tiny_models.model_folder("llama"))
 

@@ -250,7 +250,7 @@ def test_modernbert_config_of_older_releases_is_read(tmp_path):
 )
 def test_unsupported_modernbert_configs_are_refused(members, sentence):
     with pytest.raises(LoadError, match=sentence):
-        modern_bert.read_config(MODERNBERT_SIZES | members)
+        modern_bert.read_modern_config(MODERNBERT_SIZES | members)
 
 
 def replace_config(folder, **members):
@@ -312,7 +312,7 @@ def test_gte_is_read_with_its_first_config_and_scaled_angles(tmp_path, types):
 )
 def test_unsupported_nomic_bert_and_gte_configs_are_refused(kind, members, sentence):
     with pytest.raises(LoadError, match=sentence):
-        rotary_bert.read_config(SIZES | {"model_type": kind} | members)
+        rotary_bert.read_rotary_config(SIZES | {"model_type": kind} | members)
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_deberta_variants_match_transformers(tmp_path, members):
 )
 def test_unsupported_deberta_configs_are_refused(members, sentence):
     with pytest.raises(LoadError, match=sentence):
-        deberta.read_config(DEBERTA_SIZES | {"model_type": "deberta-v2"} | members)
+        deberta.read_deberta_config(DEBERTA_SIZES | {"model_type": "deberta-v2"} | members)
 
 
 @pytest.mark.parametrize("kind", ["modernbert", "nomic_bert", "gte"])

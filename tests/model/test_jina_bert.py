@@ -165,7 +165,7 @@ def test_a_text_longer_than_a_block_of_queries_gives_the_same_vectors(tmp_path):
 )
 def test_other_configs_are_refused(name, value, reason):
     with pytest.raises(LoadError, match=reason):
-        jina_bert.read_config(CONFIG | {name: value})
+        jina_bert.read_jina_config(CONFIG | {name: value})
 
 
 @pytest.mark.parametrize(

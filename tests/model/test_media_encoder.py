@@ -425,7 +425,7 @@ def test_the_log_says_that_a_family_without_encoders_here_reads_text_only(caplog
 
 def test_the_kv_cache_leaves_memory_for_encoders_and_embeddings(monkeypatch):
     """Both are needed from the first item on, so their memory still looks free when the KV cache gets its share."""
-    monkeypatch.setattr("parley.model.load.memory.free_memory", lambda device: 1_000_000)
+    monkeypatch.setattr("parley.model.load.memory.free_device_memory", lambda device: 1_000_000)
     towers = plan_towers(multimodal_folder("llava"), read_config(multimodal_folder("llava")), torch.float32, CPU)
     _, info = load_test_runner(multimodal_folder("llava"), dtype="float32", kv_memory=None, media_cache=300_000)
     assert info.kv_bytes <= 0.4 * (700_000 - towers.nbytes)

@@ -18,7 +18,7 @@ from parley.gguf.header import read_model
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.gguf_tensors import read_gguf_entries
 from parley.model.load.check import check_model
-from parley.model.load.text_encoders.rotary_bert import read_config
+from parley.model.load.text_encoders.rotary_bert import read_rotary_config
 from parley.types import ParleySettings
 
 
@@ -85,4 +85,4 @@ def test_experts_of_a_gguf_file_may_be_blocks(tmp_path):
 def test_other_mixtures_are_refused(members, sentence, tmp_path):
     write_nomic_mixture(tmp_path, **members)
     with pytest.raises(LoadError, match=sentence):
-        read_config(json.loads((tmp_path / "config.json").read_text()))
+        read_rotary_config(json.loads((tmp_path / "config.json").read_text()))

@@ -67,7 +67,7 @@ def test_doctor_counts_the_rope_table_of_the_served_context():
 
 
 def test_kv_cache_leaves_memory_for_the_rope_table(monkeypatch):
-    monkeypatch.setattr("parley.model.load.memory.free_memory", lambda device: 10_000_000)
+    monkeypatch.setattr("parley.model.load.memory.free_device_memory", lambda device: 10_000_000)
     settings = ParleySettings(model="m", max_batch=2)
     budget = plan_cache(1000, CPU, 1 << 20, settings).pages * 1000  # bytes
     for length in (1 << 20, 800):

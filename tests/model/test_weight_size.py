@@ -59,7 +59,7 @@ def test_weights_that_fit_in_any_form_are_not_measured(name, tmp_path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     weights = plan_decoder(hub.resolve_model(str(ZOO[name].write(tmp_path)[0])))
     as_float32 = 4 * (weights.total_parameters + weights.config.vocab_size * weights.config.hidden_size)
-    monkeypatch.setattr(weight_size, "free_memory", lambda device: as_float32)
+    monkeypatch.setattr(weight_size, "free_device_memory", lambda device: as_float32)
     monkeypatch.setattr(weight_size, "plan_weights", None)
     weight_size.refuse_weights_beyond_memory(weights)
 
@@ -105,7 +105,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch, t
     size = weight_size.plan_weights(plan_decoder(folder))
     assert size > 1.5 * (folder / "model.safetensors").stat().st_size
     for module in (memory, weight_size):
-        monkeypatch.setattr(module, "free_memory", lambda device: size - 1)
+        monkeypatch.setattr(module, "free_device_memory", lambda device: size - 1)
     monkeypatch.setattr(fuse, "fuse_decoder", None)
     for load in (check_model, partial(loader.load_runner, progress=lambda stage, fraction: None)):
         with pytest.raises(LoadError, match="The weights take"):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import parley.model.load  # noqa: F401  (before Transformers, so that torchvision can be imported)
 from parley.core.media.placeholders import placement_fault
 from parley.core.rope_positions import RopePositions, hashed_items, largest_position
-from parley.text.media_canvas import spread
+from parley.text.media_canvas import spread_patches
 from parley.text.media_prompt import find_media_items
 from parley.types import CanvasMarks, ProcessedMedia
 
@@ -121,4 +121,7 @@ def test_impossible_positions_are_refused(changes):
 def test_equal_distances_are_rounded_as_by_torch():
     for size in range(1, 130):
         for count in range(1, 40):
-            assert spread(size, count) == torch.linspace(0, size - 1, count).round().long().tolist(), (size, count)
+            assert spread_patches(size, count) == torch.linspace(0, size - 1, count).round().long().tolist(), (
+                size,
+                count,
+            )

@@ -17,10 +17,16 @@ from parley.worker.attached.server_facts import (
     error_text,
     list_adapters,
 )
-from parley.worker.attached.server_metrics import CacheTotals, read_metrics
+from parley.worker.attached.server_metrics import CacheTotals, read_server_metrics
 from parley.worker.attached.server_totals import ServerTotals
-from parley.worker.attached.token_answers import ChoiceChunk, TokenAnswer, read_answer, write_choice, write_pooling
-from parley.worker.vllm.outputs.output_reader import LOWEST_LOGPROB, read_scores
+from parley.worker.attached.token_answers import (
+    ChoiceChunk,
+    TokenAnswer,
+    read_choice_output,
+    write_choice,
+    write_pooling,
+)
+from parley.worker.vllm.outputs.output_reader import LOWEST_LOGPROB, read_token_scores
 from parley.worker.vllm.requests.continuation import Continuation
 
 SETTINGS = AttachedSettings(model="/models/m", url="http://engine:8000")
@@ -36,7 +42,7 @@ def body(index: int = 0, **members: Any) -> dict[str, Any]:
 
 def read_choice(choice: dict[str, Any], **members: Any) -> Any:
     answer = msgspec.json.decode(json.dumps({"choices": [choice]}), type=TokenAnswer)
-    return read_answer("c", request(**members), answer)
+    return read_choice_output("c", request(**members), answer)
 
 
 def entry(token_id: int, rank: int, **more: Any) -> dict[str, Any]:
@@ -67,8 +73,10 @@ def test_scores_of_the_prompt_come_with_a_whole_answer():
         {"7": {"logprob": -3.0, "rank": 9}, "8": {"logprob": -0.5, "rank": 1}},
     ]
     whole = {"choices": [{"token_ids": [9], "finish_reason": "length"}], "prompt_logprobs": positions}
-    output = read_answer("c", request(prompt_logprobs=1), msgspec.json.decode(json.dumps(whole), type=TokenAnswer))
-    first, second = read_scores(output.new_prompt_logprobs_tensors, 1)
+    output = read_choice_output(
+        "c", request(prompt_logprobs=1), msgspec.json.decode(json.dumps(whole), type=TokenAnswer)
+    )
+    first, second = read_token_scores(output.new_prompt_logprobs_tensors, 1)
     assert (first.logprob, first.rank, first.top_ids) == (-1.0, 1, [6])
     assert (second.logprob, second.rank, second.top_ids) == (-3.0, 9, [8])
 
@@ -83,7 +91,7 @@ def test_alternatives_are_the_most_likely_tokens_wherever_the_drawn_one_stands()
     unlikely = entry(70, 50, top_logprobs=[entry(70, 50), entry(71, 1), entry(72, 2)])
     second = entry(72, 2, top_logprobs=[entry(72, 2), entry(71, 1), entry(73, 3)])
     output = read_choice({"token_ids": [70, 72], "logprobs": {"content": [unlikely, second]}}, logprobs=2)
-    scores = read_scores(output.new_logprobs, 2)
+    scores = read_token_scores(output.new_logprobs, 2)
     assert [(score.logprob, score.rank, score.top_ids) for score in scores] == [
         (-12.5, 50, [71, 72]), (-0.5, 2, [71, 72]),
     ]  # fmt: skip
@@ -94,7 +102,7 @@ def test_named_tokens_keep_their_order():
     assert (params["logprob_token_ids"], params["logprobs"]) == ([9, 8, 9], 3)
     token = entry(7, 1, top_logprobs=[entry(7, 1), entry(9, 4), {"token_id": 8, "logprob": None}])
     output = read_choice({"token_ids": [7], "logprobs": {"content": [token]}}, logprobs=0, logprob_ids=[9, 8])
-    (score,) = read_scores(output.new_logprobs, 2, are_named=True)
+    (score,) = read_token_scores(output.new_logprobs, 2, are_named=True)
     assert (score.top_ids, score.top_logprobs) == ([9, 8], [-1.0, LOWEST_LOGPROB])
 
 
@@ -152,18 +160,18 @@ vllm:num_preemptions_total NaN
 vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="10"} 1.0
 vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="10"} 1.0
 """
-    metrics = read_metrics(page)
+    metrics = read_server_metrics(page)
     assert (metrics.num_waiting_reqs, metrics.kv_cache_usage, metrics.preemptions) == (5, 0.75, 0)
     assert metrics.prefix_cache_stats == CacheTotals(100, 40)
     assert (metrics.kv_pages, metrics.block_size) == (20, 16)
-    assert read_metrics(b"").kv_pages == 0
+    assert read_server_metrics(b"").kv_pages == 0
 
 
 def test_counters_grow_by_the_counts_of_the_server():
     totals = ServerTotals(20)
     for queries in (100, 130, 10, 15):  # it was started again after the second
         totals.record_server(
-            read_metrics(b"vllm:prefix_cache_queries_total %d\nvllm:kv_cache_usage_perc 0.5" % queries)
+            read_server_metrics(b"vllm:prefix_cache_queries_total %d\nvllm:kv_cache_usage_perc 0.5" % queries)
         )
     stats = totals.collect_stats(computing=0, waiting=0)
     assert (stats.prefix_queries, stats.used_pages) == (35, 10)
@@ -186,7 +194,7 @@ def test_pages_are_kept_and_fetched_by_the_servers():
     kept = body(lease=True)
     assert kept["kv_transfer_params"]["do_remote_decode"] is True and not kept["stream"]
     answer = TokenAnswer([ChoiceChunk([7], "length")], kv_transfer_params={"remote_port": 5})
-    output = read_answer("c", request(), answer)
+    output = read_choice_output("c", request(), answer)
     assert output is not None and output.kv_transfer_params == {"remote_port": 5}
     way = Continuation(page_move={"do_remote_prefill": True})
     fetched = write_choice(request(), 0, way, model="m", max_logprobs=20)

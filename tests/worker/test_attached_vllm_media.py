@@ -20,7 +20,7 @@ from parley.worker.vllm.media.item_features import (
     Placeholder,
     describe_features,
     locate_placeholder,
-    read_features,
+    read_item_features,
 )
 
 PAD, EDGE, ROW, LINE = 100, 101, 102, 103
@@ -88,32 +88,32 @@ def test_placeholder_of_embeddings_alone_has_no_mask():
 
 def test_host_reads_what_the_media_process_wrote(write_file):
     file = write_file(msgspec.msgpack.encode(TILES))
-    assert read_features(item_at(0, 4, [], file)) == TILES
+    assert read_item_features(item_at(0, 4, [], file)) == TILES
 
 
 @pytest.mark.parametrize("size", [0, 5, 40])
 def test_broken_files_are_refused(write_file, size):
     content = msgspec.msgpack.encode(TILES)[:size]
     with pytest.raises(BadFeatures, match="damaged"):
-        read_features(item_at(0, 4, [], write_file(content)))
+        read_item_features(item_at(0, 4, [], write_file(content)))
 
 
 def test_files_of_other_items_are_refused(write_file, tmp_path: Path):
     other = write_file(msgspec.msgpack.encode(msgspec.structs.replace(TILES, digest=bytes(32))))
     for features in (other, FeatureFile(other.pid, other.fd, other.size + 1)):
         with pytest.raises(BadFeatures, match="not those of the request"):
-            read_features(item_at(0, 4, [], features))
+            read_item_features(item_at(0, 4, [], features))
     pipe = os.pipe()
     try:
         with pytest.raises(BadFeatures, match="not those of the request"):
-            read_features(item_at(0, 4, [], FeatureFile(os.getpid(), pipe[0], 0)))
+            read_item_features(item_at(0, 4, [], FeatureFile(os.getpid(), pipe[0], 0)))
     finally:
         for descriptor in pipe:
             os.close(descriptor)
     with pytest.raises(BadFeatures, match="no longer exist"):
-        read_features(item_at(0, 4, [], FeatureFile(os.getpid(), 1 << 20, 4)))
+        read_item_features(item_at(0, 4, [], FeatureFile(os.getpid(), 1 << 20, 4)))
     with pytest.raises(BadFeatures, match="elsewhere"):
-        read_features(item_at(0, 4, []))
+        read_item_features(item_at(0, 4, []))
 
 
 def test_marks_are_ids_or_texts_of_the_config():

@@ -70,7 +70,9 @@ def test_limits_of_all_groups_above_a_service_count(tmp_path):
     }
     root = write_files(tmp_path, files)
     assert control_groups.core_count(root) == 3
-    assert control_groups.free_memory(root) == 700 * MIB  # of 800, since files that are only cached take 600 of 700
+    assert (
+        control_groups.free_host_memory(root) == 700 * MIB
+    )  # of 800, since files that are only cached take 600 of 700
 
 
 @pytest.mark.parametrize("top", ["/", "/docker/ab12"])
@@ -89,19 +91,19 @@ def test_first_version_is_read_on_a_machine_and_in_a_container(tmp_path, top):
     }
     root = write_files(tmp_path, files)
     assert control_groups.core_count(root) == 4
-    assert control_groups.free_memory(root) == 412 * MIB
+    assert control_groups.free_host_memory(root) == 412 * MIB
     (root / cpu / "cpu.cfs_quota_us").write_text("-1\n")
     (root / memory / "memory.limit_in_bytes").write_text("9223372036854771712\n")
     assert control_groups.core_count(root) == 8
-    assert control_groups.free_memory(root) == 32 << 30
+    assert control_groups.free_host_memory(root) == 32 << 30
 
 
 def test_machine_counts_where_no_group_can_be_read(tmp_path):
     assert control_groups.core_count(tmp_path) == 8
-    assert control_groups.free_memory(tmp_path) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert control_groups.free_host_memory(tmp_path) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     root = write_files(tmp_path, {"proc/self/cgroup": "nonsense", "proc/self/mountinfo": SECOND})
     assert control_groups.core_count(root) == 8
-    assert control_groups.free_memory(root) == 32 << 30
+    assert control_groups.free_host_memory(root) == 32 << 30
 
 
 @pytest.mark.parametrize(

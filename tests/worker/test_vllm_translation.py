@@ -35,11 +35,11 @@ from parley.types import (
 )
 from parley.worker.vllm.capabilities import BOUNDS, vllm_features
 from parley.worker.vllm.outputs.generated_output import read_generated, read_prompt_scores
-from parley.worker.vllm.outputs.output_reader import read_output, read_scores
+from parley.worker.vllm.outputs.output_reader import read_output, read_token_scores
 from parley.worker.vllm.requests.continuation import Continuation
 from parley.worker.vllm.requests.engine_args import engine_arguments
 from parley.worker.vllm.requests.extra_options import read_extra_options
-from parley.worker.vllm.requests.lark_text import write_lark
+from parley.worker.vllm.requests.lark_text import decompile_lark
 from parley.worker.vllm.requests.sampling_fields import (
     translate_choice,
     translate_pooling,
@@ -297,7 +297,7 @@ def test_combined_lark_grammar_accepts_the_same_texts_as_the_list(tokenizer, nam
     compiled = compiler.compile_grammar(grammar)
     if reasons:
         compiled = compiler.allow_reasoning_before(compiled, ("<think>", "</think>"), starts_inside=False)
-    joined = json.dumps({"grammars": [{"lark_grammar": write_lark(compiled)}]})
+    joined = json.dumps({"grammars": [{"lark_grammar": decompile_lark(compiled)}]})
     for text in (good, bad):
         assert accepts(tokenizer, joined, text) == accepts(tokenizer, compiled, text) == (text == good), text
     if reasons:
@@ -306,7 +306,7 @@ def test_combined_lark_grammar_accepts_the_same_texts_as_the_list(tokenizer, nam
 
 @pytest.mark.parametrize("grammar", [Grammar("json", SCHEMA), Grammar("tags", CALLS)])
 def test_white_space_of_schemas_is_limited_by_options_that_vllms_llguidance_knows(tokenizer, grammar):
-    text = write_lark(GrammarCompiler(tokenizer).compile_grammar(grammar))
+    text = decompile_lark(GrammarCompiler(tokenizer).compile_grammar(grammar))
     assert "whitespace_pattern" not in text and '"whitespace_flexible": false' in text
     joined = json.dumps({"grammars": [{"lark_grammar": text}]})
     frame = "{}" if grammar.kind == "json" else "<f>{}</f>"
@@ -331,10 +331,10 @@ def test_outputs_of_the_public_interface_become_engine_core_outputs():
     request = EngineRequest("r", [5, 6], 4, logprobs=1, prompt_logprobs=1)
     read = read_generated("c", request, output)
     assert (read.request_id, read.new_token_ids, read.finish_reason) == ("c", [7, 9], 1)
-    first, second = read_scores(read.new_logprobs, 1)
+    first, second = read_token_scores(read.new_logprobs, 1)
     assert (first.logprob, first.rank, first.top_ids) == (-3.0, 9, [5])
     assert (second.logprob, second.rank, second.top_ids) == (-0.25, 1, [9])
-    (prompt_score,) = read_scores(read_prompt_scores(request, output), 1)
+    (prompt_score,) = read_token_scores(read_prompt_scores(request, output), 1)
     assert (prompt_score.logprob, prompt_score.rank, prompt_score.top_ids) == (-1.0, 2, [8])
     completion.finish_reason = completion.logprobs = None
     assert read_generated("c", request, output).finish_reason is None

@@ -65,7 +65,7 @@ class LoadComparison:
     differences: list[Difference]
 
 
-def read_results(path: str) -> dict[tuple[Any, ...], Results]:
+def read_bench_results(path: str) -> dict[tuple[Any, ...], Results]:
     """Return the results of a file by load, in the file's order. Raises CompareError."""
     try:
         lines = Path(path).read_text("utf-8").splitlines()
@@ -109,7 +109,7 @@ def measured_value(result: dict[str, Any], measure: str) -> Any:
 
 def compare_files(first: str, second: str) -> list[LoadComparison]:
     """Return the comparison of each load. Raises CompareError unless both files have the same loads."""
-    a_results, b_results = read_results(first), read_results(second)
+    a_results, b_results = read_bench_results(first), read_bench_results(second)
     for path, other, loads in (
         (first, second, a_results.keys() - b_results),
         (second, first, b_results.keys() - a_results),

@@ -27,7 +27,7 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
     """Return the server's part of the options. Raises ConfigError for errors that only the server detects."""
     check_socket_options(config)
     options = port_options(config)
-    for with_options in (with_limits, with_key_options, with_api_options, with_cluster_options):
+    for with_options in (with_option_limits, with_key_options, with_api_options, with_cluster_options):
         options = with_options(options, config)
     return options
 
@@ -68,7 +68,7 @@ def port_options(config: ResolvedOptions) -> ServerOptions:
     )
 
 
-def with_limits(options: ServerOptions, config: ResolvedOptions) -> ServerOptions:
+def with_option_limits(options: ServerOptions, config: ResolvedOptions) -> ServerOptions:
     """Return the options with limits of connections, bodies and the queue, and with times. Raises ConfigError."""
     from parley.web.request_body import BodyBudget
 

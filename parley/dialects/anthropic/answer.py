@@ -51,7 +51,7 @@ class ThinkingDisplay(msgspec.Struct, frozen=True):
     seal: Callable[[str], str]
 
 
-def client_call_id(call_id: str) -> str:
+def anthropic_call_id(call_id: str) -> str:
     """Return a call's id in the original's form; ids that a model itself writes stay as they are."""
     return f"toolu_{call_id.removeprefix('call_')}" if call_id.startswith("call_") else call_id
 
@@ -163,7 +163,7 @@ class BlockStream:
 
     def call_id(self, call_id: str) -> str:
         """Return a call's id as clients get it."""
-        return client_call_id(call_id)
+        return anthropic_call_id(call_id)
 
 
 class BlockList:
@@ -176,7 +176,7 @@ class BlockList:
         self,
         display: ThinkingDisplay,
         toolset_members: Mapping[str, ToolsetMember] = NO_TOOLSETS,
-        client_id: Callable[[str], str] = client_call_id,
+        client_id: Callable[[str], str] = anthropic_call_id,
     ):
         self._display, self._toolset_members, self._client_id = display, toolset_members, client_id
         self._blocks: list[AnswerBlock] = []

@@ -189,7 +189,7 @@ def _error_object(error: dict[str, str]) -> dict[str, Any]:
     return {"type": "error", "error": error, "request_id": None}
 
 
-def restore_batch(records: TenantRecords, record_name: str, expiry: int | None) -> MessageBatch | None:
+def restore_message_batch(records: TenantRecords, record_name: str, expiry: int | None) -> MessageBatch | None:
     """Return the batch of a server that has ended; None if the batch has ended, too, or has no record."""
     data = records.find_record(record_name)
     stored = None if data is None else msgspec.json.decode(data, type=StoredBatch)
@@ -205,7 +205,7 @@ def iso_time(seconds: int) -> str:
 # -- the routes
 
 
-def create_batch(body: bytes, context: RequestContext) -> MessageBatch:
+def create_message_batch(body: bytes, context: RequestContext) -> MessageBatch:
     """Create a batch. Raises BadRequest, TooLarge."""
     fields = decode_fields(body, ANTHROPIC_WORDING)
     if not context.records.are_kept:
@@ -258,12 +258,12 @@ def _read_requests(fields: Fields) -> list[bytes]:
     return list(lines.values())
 
 
-def read_batch(body: bytes, context: RequestContext) -> Answer:
+def answer_message_batch(body: bytes, context: RequestContext) -> Answer:
     """Return a batch. Raises UnknownRecord."""
     return json_answer(_load_batch(context).batch)
 
 
-def read_results(body: bytes, context: RequestContext) -> Answer:
+def answer_batch_results(body: bytes, context: RequestContext) -> Answer:
     """Return the results of a batch that has ended. Raises UnknownRecord, BadRequest."""
     stored = _load_batch(context)
     if stored.batch["processing_status"] != "ended":
@@ -274,7 +274,7 @@ def read_results(body: bytes, context: RequestContext) -> Answer:
     return Answer(200, content, RESULTS_TYPE)
 
 
-def cancel_batch(body: bytes, context: RequestContext) -> Answer:
+def cancel_message_batch(body: bytes, context: RequestContext) -> Answer:
     """Stop a batch. Raises UnknownRecord, BadRequest."""
     stored = _load_batch(context)
     if stored.batch["processing_status"] != "in_progress":
@@ -308,7 +308,7 @@ def delete_batch(body: bytes, context: RequestContext) -> Answer:
     return json_answer({"id": batch_id, "type": "message_batch_deleted"})
 
 
-def list_batches(body: bytes, context: RequestContext) -> Answer:
+def list_message_batches(body: bytes, context: RequestContext) -> Answer:
     """Return a page of batches, the newest first, as ``limit``, ``after_id`` and ``before_id`` ask. Raises
     InvalidValue."""
     query = {name: values[-1] for name, values in parse_qs(context.query_string.decode("latin-1")).items()}
@@ -359,16 +359,16 @@ def _settled_batch(context: RequestContext, data: bytes) -> StoredBatch:
 
 
 ROUTES = (
-    Route("POST", BATCHES_PATH, "stored", reader=create_batch, batch_restorer=restore_batch),
-    Route("GET", BATCHES_PATH, "stored", reader=list_batches, reads_many=True, query=PAGE_QUERY),
-    Route("GET", BATCHES_PATH + "/{id}", "stored", reader=read_batch),
+    Route("POST", BATCHES_PATH, "stored", reader=create_message_batch, batch_restorer=restore_message_batch),
+    Route("GET", BATCHES_PATH, "stored", reader=list_message_batches, reads_many=True, query=PAGE_QUERY),
+    Route("GET", BATCHES_PATH + "/{id}", "stored", reader=answer_message_batch),
     Route("DELETE", BATCHES_PATH + "/{id}", "stored", reader=delete_batch),
-    Route("POST", BATCHES_PATH + "/{id}/cancel", "stored", reader=cancel_batch),
+    Route("POST", BATCHES_PATH + "/{id}/cancel", "stored", reader=cancel_message_batch),
     Route(
         "GET",
         BATCHES_PATH + "/{id}/results",
         "stored",
-        reader=read_results,
+        reader=answer_batch_results,
         content_types=(RESULTS_TYPE.decode(),),
     ),
 )

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from parley.dialects import media
 from parley.dialects.anthropic.api_rules import AnthropicRules
 from parley.dialects.anthropic.file_sources import with_file_content
-from parley.dialects.anthropic.refusal_wording import check_member_names, dotted_path, unsupported_value_error
+from parley.dialects.anthropic.refusal_wording import anthropic_value_error, check_anthropic_members, dotted_path
 from parley.dialects.fields import Fields
 from parley.dialects.request_context import RequestContext
 from parley.errors import BadMedia, InvalidValue, Unsupported
@@ -89,7 +89,7 @@ class BlockReader:
 
     def read_text(self, block: Fields) -> str:
         """Return the text of a text block. Raises BadRequest."""
-        check_member_names(block, TEXT_MEMBERS, self.rules, "text")
+        check_anthropic_members(block, TEXT_MEMBERS, self.rules, "text")
         text = block.string("text", None)
         if text is None:
             raise block.missing_member("text")
@@ -106,7 +106,7 @@ class BlockReader:
         control = fields.object("cache_control")
         if control is None:
             return
-        check_member_names(control, {"type", "ttl", "scope"}, self.rules)
+        check_anthropic_members(control, {"type", "ttl", "scope"}, self.rules)
         if control.string("type", None, allowed=("ephemeral",)) is None:
             raise control.missing_member("type")
         self.cache_ttl = "1h" if control.string("ttl", "5m", allowed=CACHE_TTLS) == "1h" else "5m"
@@ -114,7 +114,7 @@ class BlockReader:
     def read_hosted_block(self, block: Fields, block_type: str) -> Iterator[str]:
         """Yield the texts within a block that a hosted tool left; its other members mean nothing here."""
         if self.rules.strict:
-            raise unsupported_value_error(block, "type", block_type)
+            raise anthropic_value_error(block, "type", block_type)
         if not isinstance(block.raw_value("content"), list):
             return
         for value in block.array("content", cap=MAX_BLOCKS):
@@ -122,7 +122,7 @@ class BlockReader:
                 yield text
 
     def _read_image(self, block: Fields) -> Media:
-        check_member_names(block, IMAGE_MEMBERS, self.rules, "image")
+        check_anthropic_members(block, IMAGE_MEMBERS, self.rules, "image")
         if "image" not in self._media_limits:
             path = block.member_path("type")
             readable = media.name_readable_kinds(self._media_limits)
@@ -144,7 +144,7 @@ class BlockReader:
 
     def _read_document(self, block: Fields) -> Parts:
         """Return a document that is text, with its title and context before it. Raises BadRequest."""
-        check_member_names(block, DOCUMENT_MEMBERS, self.rules, "document")
+        check_anthropic_members(block, DOCUMENT_MEMBERS, self.rules, "document")
         self._check_citations(block)
         heading = [block.string(name, None) for name in ("title", "context")]
         source = self._read_source(block, "document")
@@ -162,7 +162,7 @@ class BlockReader:
             case None:
                 raise source.missing_member("type")
             case source_type:
-                raise unsupported_value_error(source, "type", source_type)
+                raise anthropic_value_error(source, "type", source_type)
         return [*filter(None, heading), *parts]
 
     def _read_document_content(self, source: Fields) -> Parts:
@@ -172,7 +172,7 @@ class BlockReader:
         return self.read_parts(source, "content")
 
     def _read_search_result(self, block: Fields) -> str:
-        check_member_names(block, RESULT_MEMBERS, self.rules, "search_result")
+        check_anthropic_members(block, RESULT_MEMBERS, self.rules, "search_result")
         self._check_citations(block)
         lines = []
         for name in ("title", "source"):
@@ -184,7 +184,7 @@ class BlockReader:
         return "\n".join([*lines, *texts])
 
     def _read_tool_reference(self, block: Fields) -> str:
-        check_member_names(block, REFERENCE_MEMBERS, self.rules, "tool_reference")
+        check_anthropic_members(block, REFERENCE_MEMBERS, self.rules, "tool_reference")
         name = block.string("tool_name", None, cap=256)
         if name is None:
             raise block.missing_member("tool_name")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from parley.dialects.anthropic.api_rules import AnthropicRules
-from parley.dialects.anthropic.refusal_wording import check_member_names, dotted_path
+from parley.dialects.anthropic.refusal_wording import check_anthropic_members, dotted_path
 from parley.dialects.fields import Fields
 from parley.dialects.summary_request import SUMMARY_REQUEST
 from parley.errors import InvalidValue, Unsupported
@@ -41,7 +41,7 @@ def read_context_edits(body: Fields, rules: AnthropicRules, context_length: int,
     management = body.object("context_management")
     if management is None:
         return []
-    check_member_names(management, {"edits"}, rules)
+    check_anthropic_members(management, {"edits"}, rules)
     return list(_read_edits(management, rules, context_length, thinks=thinks))
 
 
@@ -68,7 +68,7 @@ def _read_edits(
         kind = edit.string("type", None, allowed=tuple(EDIT_MEMBERS))
         if kind is None:
             raise edit.missing_member("type")
-        check_member_names(edit, EDIT_MEMBERS[kind], rules, kind)
+        check_anthropic_members(edit, EDIT_MEMBERS[kind], rules, kind)
         if kind in seen_kinds:  # each edit may tokenize the whole conversation again
             raise InvalidValue(
                 f"{dotted_path(edit.member_path('type'))}: '{kind}' may occur only once", field=edit.member_path("type")
@@ -128,7 +128,7 @@ def read_compaction(
     compaction = body.object("compaction")
     if compaction is None:
         return None
-    check_member_names(compaction, COMPACTION_MEMBERS, rules)
+    check_anthropic_members(compaction, COMPACTION_MEMBERS, rules)
     if compaction.string("type", None, allowed=("summarize",)) is None:
         raise compaction.missing_member("type")
     output_config = body.object("output_config")
@@ -147,7 +147,7 @@ def _read_kept_turns(edit: Fields, rules: AnthropicRules) -> int | None:
         return None
     keep = edit.object("keep")
     if keep is not None and keep.raw_value("type") == "all":
-        check_member_names(keep, {"type"}, rules)
+        check_anthropic_members(keep, {"type"}, rules)
         return None
     return _read_amount(edit, "keep", rules, KEPT_THINKING_TURNS, ("thinking_turns", "all"), least=1)
 
@@ -159,7 +159,7 @@ def _read_amount(
     amount = edit.object(name)
     if amount is None:
         return default
-    check_member_names(amount, AMOUNT_MEMBERS, rules)
+    check_anthropic_members(amount, AMOUNT_MEMBERS, rules)
     if amount.string("type", None, allowed=units) is None:
         raise amount.missing_member("type")
     value = amount.integer("value", None, least, MAX_AMOUNT)

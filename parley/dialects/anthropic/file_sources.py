@@ -41,7 +41,7 @@ class StoredFile(msgspec.Struct):
         return FILES.record_name(self.file["id"], self.created)
 
 
-def find_file(context: RequestContext, file_id: str) -> StoredFile | None:
+def find_source_file(context: RequestContext, file_id: str) -> StoredFile | None:
     """Return a file, None if there is none or it has expired."""
     data = FILES.find(context.records, file_id)
     return None if data is None else unexpired_file(data, context.created)
@@ -55,7 +55,7 @@ def unexpired_file(data: bytes, now: int) -> StoredFile | None:
 
 def load_file(context: RequestContext, file_id: str) -> StoredFile:
     """Return a file. Raises UnknownRecord."""
-    stored = find_file(context, file_id)
+    stored = find_source_file(context, file_id)
     if stored is None:
         raise UnknownRecord(f"File not found: {excerpt(file_id)}")
     return stored

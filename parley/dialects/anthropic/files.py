@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 
 from parley.dialects.anthropic.api_headers import VERSION_HEADER
 from parley.dialects.anthropic.batches import ID_SCHEMA, PAGE_QUERY, iso_time
-from parley.dialects.anthropic.file_sources import FILES, StoredFile, find_file, load_file, unexpired_file
+from parley.dialects.anthropic.file_sources import FILES, StoredFile, find_source_file, load_file, unexpired_file
 from parley.dialects.anthropic.models import read_page_limit
 from parley.dialects.anthropic.refusal_wording import ANTHROPIC_WORDING
 from parley.dialects.file_types import guess_media_type
@@ -29,7 +29,7 @@ MEDIA_TYPE = re.compile(r"[a-z0-9!#$&^_.+-]{1,127}/[a-z0-9!#$&^_.+-]{1,127}")  #
 PAGE_TOKEN = re.compile(r"page_(\d{12})_(file_\w{1,128})")
 
 
-def upload_file(body: bytes, context: RequestContext) -> Answer:
+def upload_anthropic_file(body: bytes, context: RequestContext) -> Answer:
     """Keep a file. Raises BadRequest, TooLarge."""
     form = decode_form(body, context.headers.get(b"content-type", b""), ("file",))
     if not context.records.are_kept:
@@ -67,18 +67,18 @@ def _media_type(upload: UploadedFile, filename: str) -> str:
     return guess_media_type(filename) or ANY_TYPE
 
 
-def read_file(body: bytes, context: RequestContext) -> Answer:
+def answer_anthropic_file(body: bytes, context: RequestContext) -> Answer:
     """Return a file without its content. Raises UnknownRecord."""
     return json_answer(load_file(context, context.path_parts["id"]).file)
 
 
-def read_file_content(body: bytes, context: RequestContext) -> Answer:
+def answer_anthropic_content(body: bytes, context: RequestContext) -> Answer:
     """Refuse to return a file that its client has uploaded, as the original does. Raises UnknownRecord, BadRequest."""
     stored = load_file(context, context.path_parts["id"])
     raise BadRequest(f"The file {excerpt(stored.file['id'])} is not downloadable, because it was uploaded.")
 
 
-def delete_file(body: bytes, context: RequestContext) -> Answer:
+def delete_anthropic_file(body: bytes, context: RequestContext) -> Answer:
     """Delete a file. Raises UnknownRecord."""
     stored = load_file(context, context.path_parts["id"])
     delete_content(context.records, stored.file["id"])
@@ -86,7 +86,7 @@ def delete_file(body: bytes, context: RequestContext) -> Answer:
     return json_answer({"id": stored.file["id"], "type": "file_deleted"})
 
 
-def list_files(body: bytes, context: RequestContext) -> Answer:
+def list_anthropic_files(body: bytes, context: RequestContext) -> Answer:
     """Return a page of files, the newest first. Raises InvalidValue.
 
     The query has ``limit``, and ``page`` of an earlier answer or, in the API's older form, ``after_id`` or
@@ -94,7 +94,7 @@ def list_files(body: bytes, context: RequestContext) -> Answer:
     """
     query = parse_qs(context.query_string.decode("latin-1"))
     if ids := (query.get("ids[]") or query.get("ids")):
-        named = {file_id: find_file(context, file_id) for file_id in ids[:MAX_LISTED_IDS]}
+        named = {file_id: find_source_file(context, file_id) for file_id in ids[:MAX_LISTED_IDS]}
         return _page_answer([stored for stored in named.values() if stored is not None], has_more=False)
     last = {name: values[-1] for name, values in query.items()}
     goes_back = "before_id" in last and not {"page", "after_id"} & last.keys()
@@ -121,7 +121,7 @@ def _first_name(query: dict[str, str], context: RequestContext) -> str | None:
         return FILES.record_name(match[2], int(match[1]))
     for name in ("after_id", "before_id"):
         if (file_id := query.get(name)) is not None:
-            stored = find_file(context, file_id)
+            stored = find_source_file(context, file_id)
             if stored is None:
                 raise ANTHROPIC_WORDING.invalid_error(name, f"there is no file {excerpt(file_id)}")
             return stored.record_name
@@ -143,17 +143,17 @@ def _page_answer(page: list[StoredFile], *, has_more: bool) -> Answer:
 
 
 ROUTES = (
-    Route("POST", "/v1/files", "stored", reader=upload_file, reads_form=True, claiming_header=VERSION_HEADER),
+    Route("POST", "/v1/files", "stored", reader=upload_anthropic_file, reads_form=True, claiming_header=VERSION_HEADER),
     Route(
         "GET",
         "/v1/files",
         "stored",
-        reader=list_files,
+        reader=list_anthropic_files,
         reads_many=True,
         claiming_header=VERSION_HEADER,
         query={**PAGE_QUERY, "page": ID_SCHEMA},
     ),
-    Route("GET", "/v1/files/{id}", "stored", reader=read_file, claiming_header=VERSION_HEADER),
-    Route("DELETE", "/v1/files/{id}", "stored", reader=delete_file, claiming_header=VERSION_HEADER),
-    Route("GET", "/v1/files/{id}/content", "stored", reader=read_file_content, claiming_header=VERSION_HEADER),
+    Route("GET", "/v1/files/{id}", "stored", reader=answer_anthropic_file, claiming_header=VERSION_HEADER),
+    Route("DELETE", "/v1/files/{id}", "stored", reader=delete_anthropic_file, claiming_header=VERSION_HEADER),
+    Route("GET", "/v1/files/{id}/content", "stored", reader=answer_anthropic_content, claiming_header=VERSION_HEADER),
 )

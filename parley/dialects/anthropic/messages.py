@@ -24,9 +24,9 @@ from parley.dialects.anthropic.options import (
     AnthropicOutputForm,
     AnthropicThinking,
 )
-from parley.dialects.anthropic.refusal_wording import ANTHROPIC_WORDING, check_member_names
+from parley.dialects.anthropic.refusal_wording import ANTHROPIC_WORDING, check_anthropic_members
 from parley.dialects.anthropic.token_usage import input_usage, message_usage, output_usage
-from parley.dialects.anthropic.tools import read_tools
+from parley.dialects.anthropic.tools import read_anthropic_tools
 from parley.dialects.anthropic.turns import NO_PREFILL, TurnReader
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
@@ -78,15 +78,15 @@ class MessageBody:
     ):  # fmt: skip
         if rules.strict and VERSION_HEADER not in context.headers:
             raise InvalidValue(VERSION_MISSING, field="anthropic-version")
-        check_member_names(body, allowed, rules)
+        check_anthropic_members(body, allowed, rules)
         blocks = BlockReader(context, rules)
         turn_reader = TurnReader(blocks, context)
         system = turn_reader.read_system(body)
         turns = turn_reader.read_turns(body)
         turn_reader.check_media(turns, dict(context.media_limits))
-        tools = read_tools(body, blocks, turn_reader.tool_changes)
+        tools = read_anthropic_tools(body, blocks, turn_reader.tool_changes)
         self.toolset_members = tools.toolset_members
-        self.thinking: AnthropicThinking = options.read_thinking(
+        self.thinking: AnthropicThinking = options.read_anthropic_thinking(
             body, rules, max_tokens, forced_call=tools.choice == "required"
         )
         self.form: AnthropicOutputForm = options.read_output_form(body, rules)
@@ -144,7 +144,7 @@ def _continues_last(turns: Sequence[Message], rules: AnthropicRules, *, thinks: 
     return True
 
 
-def read_messages(rules: AnthropicRules, body: bytes, context: RequestContext) -> MessagesReply:
+def read_messages_request(rules: AnthropicRules, body: bytes, context: RequestContext) -> MessagesReply:
     """Read the body of a request for a message. Raises BadRequest."""
     return MessagesReply(rules, decode_fields(body, ANTHROPIC_WORDING), context)
 
@@ -200,7 +200,7 @@ class MessagesReply(Reply):
     def build_request(self, body: Fields, message: MessageBody, max_tokens: int) -> Request:
         """Return the request with its options. Raises BadRequest."""
         rules, context = self._rules, self._context
-        sampling = options.read_sampling(body, rules)
+        sampling = options.read_anthropic_sampling(body, rules)
         if rules.strict and message.thinking.enabled and sampling.temperature != 1:
             raise InvalidValue(SAMPLING_CONFLICT, field="temperature")
         return Request(
@@ -208,7 +208,7 @@ class MessagesReply(Reply):
             model=message.model,
             prompts=[message.chat],
             sampling=sampling,
-            stop_conditions=options.read_stop_conditions(body, rules, max_tokens),
+            stop_conditions=options.read_anthropic_stops(body, rules, max_tokens),
             grammar=message.form.grammar,
             thinking_budget=message.thinking.budget,
             stream=body.boolean("stream", False),

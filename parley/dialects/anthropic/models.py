@@ -29,13 +29,13 @@ PAGE_QUERY: QuerySchemas = {
 }
 
 
-def answer_models(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+def answer_anthropic_models(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return a page of the models, as ``limit``, ``after_id`` and ``before_id`` of the query ask. Raises
     InvalidValue."""
     return json_answer(_page_of([_model_object(card) for card in facts.cards], context))
 
 
-def read_model_page(whole_list: bytes, context: RequestContext) -> bytes:
+def read_anthropic_page(whole_list: bytes, context: RequestContext) -> bytes:
     """Return the same page of a list that has all models. Raises InvalidValue, msgspec.MsgspecError."""
     return encode_json(_page_of(msgspec.json.decode(whole_list, type=_AnthropicModelList).data, context))
 
@@ -44,7 +44,7 @@ class _AnthropicModelList(msgspec.Struct):
     data: list[dict[str, Any]]
 
 
-MODEL_LIST = ModelListMerge(b"limit=%d" % MAX_PAGE, read_model_page)
+MODEL_LIST = ModelListMerge(b"limit=%d" % MAX_PAGE, read_anthropic_page)
 
 
 def _page_of(models: Sequence[dict[str, Any]], context: RequestContext) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _page_of(models: Sequence[dict[str, Any]], context: RequestContext) -> dict[
     }
 
 
-def answer_model(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+def answer_anthropic_model(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return one model. Raises UnknownModel."""
     name = context.path_parts["model"]
     for card in facts.cards:

@@ -11,7 +11,7 @@ from parley.dialects import sampling_members
 from parley.dialects.anthropic.api_rules import AnthropicRules
 from parley.dialects.anthropic.blocks import BlockReader
 from parley.dialects.anthropic.error_answers import UNSUPPORTED_THREAD
-from parley.dialects.anthropic.refusal_wording import check_member_names, dotted_path, unsupported_value_error
+from parley.dialects.anthropic.refusal_wording import anthropic_value_error, check_anthropic_members, dotted_path
 from parley.dialects.fields import Fields
 from parley.dialects.output_constraints import read_json_schema
 from parley.dialects.sampling_members import MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKEN_ID
@@ -47,7 +47,7 @@ class AnthropicThinking(msgspec.Struct, frozen=True):
     omitted: bool = False
 
 
-def read_thinking(
+def read_anthropic_thinking(
     body: Fields, rules: AnthropicRules, max_tokens: int | None, *, forced_call: bool
 ) -> AnthropicThinking:
     """Return how the model thinks. ``forced_call``: the answer must call a tool, so it does not. Raises BadRequest."""
@@ -57,7 +57,7 @@ def read_thinking(
     kind = config.string("type", None, allowed=THINKING_TYPES)
     if kind is None:
         raise config.missing_member("type")
-    check_member_names(config, THINKING_MEMBERS, rules, kind)
+    check_anthropic_members(config, THINKING_MEMBERS, rules, kind)
     omitted = config.string("display", "summarized", allowed=THINKING_DISPLAYS) == "omitted"
     budget = config.integer("budget_tokens", None, MIN_BUDGET if rules.strict else 1, MAX_TOKENS)
     if kind == "disabled":
@@ -86,7 +86,7 @@ def read_output_form(body: Fields, rules: AnthropicRules) -> AnthropicOutputForm
     config = body.object("output_config")
     if config is None:
         return AnthropicOutputForm(grammar=old_format)
-    check_member_names(config, OUTPUT_MEMBERS, rules)
+    check_anthropic_members(config, OUTPUT_MEMBERS, rules)
     config.free_object("task_budget")  # advice to models that know it
     return AnthropicOutputForm(
         config.string("effort", None, allowed=EFFORTS), _read_format(config, "format", rules) or old_format
@@ -97,7 +97,7 @@ def _read_format(fields: Fields, name: str, rules: AnthropicRules) -> Grammar | 
     form = fields.object(name)
     if form is None:
         return None
-    check_member_names(form, FORMAT_MEMBERS, rules)
+    check_anthropic_members(form, FORMAT_MEMBERS, rules)
     if form.string("type", None, allowed=("json_schema",)) is None:
         raise form.missing_member("type")
     schema = read_json_schema(form, "schema")
@@ -106,7 +106,7 @@ def _read_format(fields: Fields, name: str, rules: AnthropicRules) -> Grammar | 
     return Grammar("json", schema, field=form.member_path("schema"))
 
 
-def read_sampling(body: Fields, rules: AnthropicRules) -> SamplingOptions:
+def read_anthropic_sampling(body: Fields, rules: AnthropicRules) -> SamplingOptions:
     """Read how tokens are drawn; the lenient rules also know the members of the other APIs. Raises BadRequest."""
     if not rules.strict:
         return sampling_members.read_sampling(body, max_temperature=2)
@@ -117,7 +117,7 @@ def read_sampling(body: Fields, rules: AnthropicRules) -> SamplingOptions:
     )
 
 
-def read_stop_conditions(body: Fields, rules: AnthropicRules, max_tokens: int) -> StopConditions:
+def read_anthropic_stops(body: Fields, rules: AnthropicRules, max_tokens: int) -> StopConditions:
     """Read when the answer stops. It may be shorter than ``max_tokens`` if the context has no room. Raises BadRequest.
 
     Clients send the same ``max_tokens`` to every model, even above its context length.
@@ -177,9 +177,9 @@ def check_other_members(body: Fields, blocks: BlockReader) -> None:
     for name in body.present_names(OTHER_MEMBERS):
         OTHER_MEMBERS[name](body, name)
     if body.string("speed", "standard", allowed=("standard", "fast")) == "fast" and rules.strict:
-        raise unsupported_value_error(body, "speed", "fast")
+        raise anthropic_value_error(body, "speed", "fast")
     blocks.read_cache_control(body)
     metadata = body.object("metadata")
     if metadata is not None:
-        check_member_names(metadata, {"user_id"}, rules)
+        check_anthropic_members(metadata, {"user_id"}, rules)
         metadata.string("user_id", None, cap=MAX_USER_ID if rules.strict else None)

@@ -83,7 +83,7 @@ def dotted_path(path: str) -> str:
     return INDEX.sub(r".\1", TAGGED_PATHS.get(path, path))
 
 
-def check_member_names(fields: Fields, allowed: Collection[str], rules: AnthropicRules, tag: str = "") -> None:
+def check_anthropic_members(fields: Fields, allowed: Collection[str], rules: AnthropicRules, tag: str = "") -> None:
     """Refuse a member that the original does not have, if the rules are strict. ``tag``: the block's type.
 
     Raises InvalidValue.
@@ -96,7 +96,7 @@ def check_member_names(fields: Fields, allowed: Collection[str], rules: Anthropi
             raise ANTHROPIC_WORDING.invalid_error(path, "Extra inputs are not permitted")
 
 
-def unsupported_value_error(fields: Fields, name: str, value: str) -> Unsupported:
+def anthropic_value_error(fields: Fields, name: str, value: str) -> Unsupported:
     """Return the error for a value that the original has and this server has not."""
     path = fields.member_path(name)
     return Unsupported(f"{dotted_path(path)}: {excerpt(value)} is not supported by this server", field=path)

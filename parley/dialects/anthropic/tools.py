@@ -11,7 +11,7 @@ import msgspec
 from parley.dialects.anthropic.api_rules import AnthropicRules
 from parley.dialects.anthropic.blocks import BlockReader
 from parley.dialects.anthropic.client_tools import CLIENT_TOOLS, AnthropicClientTool, with_zoom
-from parley.dialects.anthropic.refusal_wording import check_member_names, unsupported_value_error
+from parley.dialects.anthropic.refusal_wording import anthropic_value_error, check_anthropic_members
 from parley.dialects.anthropic.toolsets import TOOLSETS, ToolsetMember, read_toolset
 from parley.dialects.anthropic.turns import ToolChanges
 from parley.dialects.fields import Fields
@@ -61,7 +61,7 @@ class AnthropicTool(msgspec.Struct, frozen=True):
         return _name_of(self.tool)
 
 
-def read_tools(body: Fields, blocks: BlockReader, changes: ToolChanges) -> AnthropicToolMembers:
+def read_anthropic_tools(body: Fields, blocks: BlockReader, changes: ToolChanges) -> AnthropicToolMembers:
     """Read the tools and the choice among them. Call it after the conversation is read. Raises BadRequest."""
     definitions = [*body.objects("tools", cap=MAX_TOOLS), *changes.definitions]
     declared = [tool for definition in definitions for tool in _read_definition(definition, blocks)]
@@ -104,8 +104,8 @@ def _read_tool(tool: Fields, blocks: BlockReader) -> ToolObject:
     if client_tool := CLIENT_TOOLS.get(kind):
         return _read_client_tool(tool, kind, client_tool, blocks)
     if kind != "custom":  # the original runs it
-        raise unsupported_value_error(tool, "type", kind)
-    check_member_names(tool, TOOL_MEMBERS, blocks.rules, "custom")
+        raise anthropic_value_error(tool, "type", kind)
+    check_anthropic_members(tool, TOOL_MEMBERS, blocks.rules, "custom")
     blocks.read_cache_control(tool)
     name = tool.string("name", None)
     if name is None:
@@ -127,7 +127,7 @@ def _read_tool(tool: Fields, blocks: BlockReader) -> ToolObject:
 
 def _read_client_tool(tool: Fields, kind: str, client_tool: AnthropicClientTool, blocks: BlockReader) -> ToolObject:
     """Return a tool that Anthropic defines, with its schema."""
-    check_member_names(tool, CLIENT_TOOL_MEMBERS | _own_members(client_tool), blocks.rules, kind)
+    check_anthropic_members(tool, CLIENT_TOOL_MEMBERS | _own_members(client_tool), blocks.rules, kind)
     blocks.read_cache_control(tool)
     if tool.string("name", None, allowed=(client_tool.name,)) is None:
         raise tool.missing_member("name")
@@ -176,7 +176,7 @@ def _read_choice(
     choice = body.object("tool_choice")
     if choice is None:
         return AnthropicToolMembers(tools)
-    check_member_names(choice, CHOICE_MEMBERS, rules)
+    check_anthropic_members(choice, CHOICE_MEMBERS, rules)
     kind = choice.string("type", None, allowed=tuple(CHOICES))
     if kind is None:
         raise choice.missing_member("type")

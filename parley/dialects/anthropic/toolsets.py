@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from parley.dialects.anthropic.api_rules import AnthropicRules
 from parley.dialects.anthropic.client_tools import POINT, SCROLL_DIRECTIONS, ZOOM
-from parley.dialects.anthropic.refusal_wording import check_member_names
+from parley.dialects.anthropic.refusal_wording import check_anthropic_members
 from parley.dialects.client_tools import ClientTool, JsonSchema, closed_schema, number_schema, text_schema
 from parley.dialects.fields import Fields
 
@@ -42,14 +42,14 @@ class ToolsetTool(NamedTuple):
     is_deferred: bool
 
 
-def joined_name(toolset: str, name: str) -> str:
+def joined_tool_name(toolset: str, name: str) -> str:
     """Return the model's name for a member of a toolset."""
     return f"{toolset}_{name}"
 
 
 def read_toolset(entry: Fields, kind: str, rules: AnthropicRules) -> Iterator[ToolsetTool]:
     """Yield the members of a toolset that its entry does not disable. Raises BadRequest."""
-    check_member_names(entry, ENTRY_MEMBERS, rules, kind)
+    check_anthropic_members(entry, ENTRY_MEMBERS, rules, kind)
     toolset = TOOLSETS[kind]
     disabled, deferred = _read_configs(entry, toolset, rules)
     for name, tool in toolset.members.items():
@@ -71,7 +71,7 @@ def _read_configs(entry: Fields, toolset: Toolset, rules: AnthropicRules) -> tup
         config = configs.object(name)
         if config is None:
             continue
-        check_member_names(config, CONFIG_MEMBERS, rules)
+        check_anthropic_members(config, CONFIG_MEMBERS, rules)
         if not config.boolean("enabled", True):
             disabled.add(name)
         if config.boolean("defer_loading", False):
@@ -146,7 +146,7 @@ COMPUTER_MEMBERS = {
 
 def _toolset(name: str, members: dict[str, tuple[str, JsonSchema]]) -> Toolset:
     tools = {
-        member: ClientTool(joined_name(name, member), description, schema)
+        member: ClientTool(joined_tool_name(name, member), description, schema)
         for member, (description, schema) in members.items()
     }
     return Toolset(name, tools)

@@ -14,8 +14,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from parley.dialects.anthropic.blocks import MAX_BLOCKS, SHARED_BLOCKS, BlockReader, Parts
-from parley.dialects.anthropic.refusal_wording import check_member_names, dotted_path, unsupported_value_error
-from parley.dialects.anthropic.toolsets import joined_name
+from parley.dialects.anthropic.refusal_wording import anthropic_value_error, check_anthropic_members, dotted_path
+from parley.dialects.anthropic.toolsets import joined_tool_name
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.media import check_media_counts, interleave_parts
@@ -116,7 +116,7 @@ class TurnReader:
         check_media_counts((placed.media for turn in turns for placed in turn.media), limits)
 
     def _read_role(self, item: Fields) -> str:
-        check_member_names(item, MESSAGE_MEMBERS, self._rules)
+        check_anthropic_members(item, MESSAGE_MEMBERS, self._rules)
         role = item.string("role", None, allowed=ROLES)
         if role is None:
             raise item.missing_member("role")
@@ -162,7 +162,7 @@ class TurnReader:
 
     def _read_tool_result(self, block: Fields) -> tuple[Message, list[PlacedMedia]]:
         """Return the result of a call, and its images for the start of the message after it."""
-        check_member_names(block, RESULT_MEMBERS, self._rules, "tool_result")
+        check_anthropic_members(block, RESULT_MEMBERS, self._rules, "tool_result")
         self.blocks.read_cache_control(block)
         use_id = block.string("tool_use_id", None, cap=256)
         if use_id is None:
@@ -199,7 +199,7 @@ class TurnReader:
             self.tool_changes.definitions.append(definition)
             return
         if kind != "tool_reference":
-            raise tool.missing_member("type") if kind is None else unsupported_value_error(tool, "type", kind)
+            raise tool.missing_member("type") if kind is None else anthropic_value_error(tool, "type", kind)
         name = tool.string("name", None, cap=256)
         if name is None:
             raise tool.missing_member("name")
@@ -242,7 +242,7 @@ class TurnReader:
 
     def _read_summary(self, block: Fields) -> bool:
         """Keep a summary, which stands for all before it. Return False for a block without one, which means nothing."""
-        check_member_names(block, COMPACTION_MEMBERS, self._rules, "compaction")
+        check_anthropic_members(block, COMPACTION_MEMBERS, self._rules, "compaction")
         self.blocks.read_cache_control(block)
         summary, signature = block.string("content", None), block.string("signature", None)
         if summary == "":
@@ -266,7 +266,7 @@ class TurnReader:
 
     def _read_thinking(self, block: Fields) -> str:
         """Return the thinking that the model wrote, as its signature holds it, else as the client shows it."""
-        check_member_names(block, THINKING_MEMBERS, self._rules, "thinking")
+        check_anthropic_members(block, THINKING_MEMBERS, self._rules, "thinking")
         shown_text, signature = block.string("thinking", None), block.string("signature", "")
         if shown_text is None:
             raise block.missing_member("thinking")
@@ -278,7 +278,7 @@ class TurnReader:
         return shown_text if thinking is None else thinking
 
     def _read_tool_use(self, block: Fields) -> ToolCall:
-        check_member_names(block, USE_MEMBERS, self._rules, "tool_use")
+        check_anthropic_members(block, USE_MEMBERS, self._rules, "tool_use")
         self.blocks.read_cache_control(block)
         use_id, name = (block.string(member, None, cap=256) for member in ("id", "name"))
         if use_id is None or name is None:
@@ -287,7 +287,7 @@ class TurnReader:
             raise block.missing_member("input")
         toolset = block.string("toolset_name", None, cap=256)
         if toolset is not None:
-            name = joined_name(toolset, name)
+            name = joined_tool_name(toolset, name)
         return ToolCall(use_id, name, encode_json(block.free_object("input")).decode())
 
 

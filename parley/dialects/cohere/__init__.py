@@ -22,8 +22,10 @@ PROMPT_MEMBERS = PromptMembers(
 )
 FIRST_EMBED_ROUTE = replace(COHERE_ROUTE, path="/v1/embed", reader=first_version.read_first_embed)
 STRICT_ROUTES = (
-    replace(COHERE_ROUTE, reader=embed.read_embed),
-    Route("POST", "/v2/rerank", "embed", reader=rerank.read_rerank, model_reader=model_in_body, tasks=SCORE_TASKS),
+    replace(COHERE_ROUTE, reader=embed.read_cohere_embed),
+    Route(
+        "POST", "/v2/rerank", "embed", reader=rerank.read_cohere_rerank, model_reader=model_in_body, tasks=SCORE_TASKS
+    ),
     Route(
         "POST",
         "/v1/rerank",
@@ -36,16 +38,16 @@ STRICT_ROUTES = (
         "GET",
         "/v1/models",
         "info",
-        reader=models.answer_models,
+        reader=models.answer_cohere_models,
         query=models.PAGE_QUERY,
         model_list=models.MODEL_LIST,
     ),
-    Route("GET", "/v1/models/{model:path}", "info", reader=models.answer_model),
+    Route("GET", "/v1/models/{model:path}", "info", reader=models.answer_cohere_model),
 )
 
 
 def _render_route(rules: CohereRules) -> Route:
-    reader = partial(render.read_chat_rendering, rules)
+    reader = partial(render.read_cohere_rendering, rules)
     return Route("POST", "/v2/chat/render", "render", reader=reader, model_reader=model_in_body)
 
 
@@ -66,7 +68,9 @@ def _cohere_dialect(rules: CohereRules) -> Dialect:
         bench_apis=bench.BENCH_APIS,
         no_memory_body=NO_MEMORY_BODY,
         routes=(
-            Route("POST", "/v2/chat", "generate", reader=partial(chat.read_chat, rules), model_reader=model_in_body),
+            Route(
+                "POST", "/v2/chat", "generate", reader=partial(chat.read_cohere_chat, rules), model_reader=model_in_body
+            ),
             _first_chat_route(rules),
             FIRST_EMBED_ROUTE,
             *((_render_route(rules), *STRICT_ROUTES) if rules.strict else ()),

@@ -27,7 +27,7 @@ def cohere_event(event: dict[str, Any]) -> bytes:
     return named_event(event["type"], event)
 
 
-def client_call_id(call_id: str, name: str) -> str:
+def cohere_call_id(call_id: str, name: str) -> str:
     """Return a call's id in the original's form; ids that a model itself writes stay as they are."""
     return f"{name}_{call_id.removeprefix('call_')[:MAX_SUFFIX]}" if call_id.startswith("call_") else call_id
 
@@ -113,7 +113,7 @@ class MessageStream:
             opening = self._close_block()
             self._open, self._calls, self.called = "call", self._calls + 1, True
             function = {"name": call.name, "arguments": ""}
-            start = {"id": client_call_id(call.id or "", call.name), "type": "function", "function": function}
+            start = {"id": cohere_call_id(call.id or "", call.name), "type": "function", "function": function}
             opening += self._event("tool-call-start", self._calls - 1, {"tool_calls": start})
         if not call.arguments or self._open != "call":
             return opening
@@ -174,7 +174,7 @@ class WholeMessage:
         """Add a delta to the last block or call, or begin another."""
         if (call := delta.tool_call) is not None:
             if call.name is not None:
-                self._calls.append(_Call(client_call_id(call.id or "", call.name), call.name))
+                self._calls.append(_Call(cohere_call_id(call.id or "", call.name), call.name))
             self._calls[-1].pieces.append(call.arguments)
             return
         block_type = block_type_of(delta)

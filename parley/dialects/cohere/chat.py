@@ -14,7 +14,7 @@ from parley.dialects.cohere.answer_ids import id_as_uuid
 from parley.dialects.cohere.api_rules import CohereRules
 from parley.dialects.cohere.conversation import CohereMessageReader
 from parley.dialects.cohere.error_answers import cohere_error_sentence
-from parley.dialects.cohere.refusal_wording import COHERE_WORDING, check_member_names
+from parley.dialects.cohere.refusal_wording import COHERE_WORDING, check_cohere_members
 from parley.dialects.cohere.token_usage import cohere_usage
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
@@ -52,7 +52,7 @@ FINISH_REASONS: dict[FinishReason, str] = {
 }
 
 
-def read_chat(rules: CohereRules, body: bytes, context: RequestContext) -> CohereChatReply:
+def read_cohere_chat(rules: CohereRules, body: bytes, context: RequestContext) -> CohereChatReply:
     """Read a conversation. Raises BadRequest."""
     return CohereChatReply(rules, decode_fields(body, COHERE_WORDING), context)
 
@@ -64,7 +64,7 @@ class CohereChatReply(Reply):
     field_names: ClassVar[Mapping[str, str]] = {"prompt": "messages", "stop": "stop_sequences"}
 
     def __init__(self, rules: CohereRules, body: Fields, context: RequestContext):
-        check_member_names(body, BODY_MEMBERS, rules)
+        check_cohere_members(body, BODY_MEMBERS, rules)
         model = body.string("model", None, cap=MAX_MODEL_NAME)
         if not model:
             raise body.missing_member("model")
@@ -73,8 +73,8 @@ class CohereChatReply(Reply):
         )
         options.check_citations(body, rules)
         template_options |= options.read_safety_mode(body, context)
-        tools = options.read_tools(body, rules)
-        thinking = options.read_thinking(body, rules)
+        tools = options.read_cohere_tools(body, rules)
+        thinking = options.read_cohere_thinking(body, rules)
         logprobs = body.boolean("logprobs", False)
         chat = ChatPrompt(
             messages=messages,
@@ -88,10 +88,10 @@ class CohereChatReply(Reply):
             id=context.unique_id,
             model=model,
             prompts=[chat],
-            sampling=options.read_sampling(body, rules),
-            stop_conditions=options.read_stop_conditions(body, rules),
+            sampling=options.read_cohere_sampling(body, rules),
+            stop_conditions=options.read_cohere_stops(body, rules),
             output_options=OutputOptions(logprobs=0 if logprobs else None),
-            grammar=options.read_response_format(body, rules),
+            grammar=options.read_cohere_format(body, rules),
             thinking_budget=thinking.budget,
             stream=body.boolean("stream", False),
             priority=body.integer("priority", 0, 0, options.MAX_PRIORITY),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from parley.dialects.cohere.api_rules import CohereRules
-from parley.dialects.cohere.refusal_wording import check_member_names
+from parley.dialects.cohere.refusal_wording import check_cohere_members
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.media import check_media_counts, interleave_parts
@@ -93,7 +93,7 @@ class CohereMessageReader:
         role = item.string("role", None, allowed=ROLES)
         if role is None:
             raise item.missing_member("role")
-        check_member_names(item, MESSAGE_MEMBERS[role], self._rules)
+        check_cohere_members(item, MESSAGE_MEMBERS[role], self._rules)
         if role == "assistant":
             return self._read_assistant_message(item)
         if not item.has_value("content"):
@@ -132,7 +132,7 @@ class CohereMessageReader:
         return Message("assistant", content, None, JOINT.join(thoughts) or None, calls)
 
     def _read_call(self, call: Fields) -> ToolCall:
-        check_member_names(call, CALL_MEMBERS, self._rules)
+        check_cohere_members(call, CALL_MEMBERS, self._rules)
         call.string("type", "function", allowed=("function",))
         call_id = call.string("id", None, cap=MAX_ID_CHARACTERS)
         if not call_id:
@@ -144,7 +144,7 @@ class CohereMessageReader:
         function = call.object("function")
         if function is None:
             raise call.missing_member("function")
-        check_member_names(function, FUNCTION_MEMBERS, self._rules)
+        check_cohere_members(function, FUNCTION_MEMBERS, self._rules)
         name = function.string("name", None, cap=MAX_NAME_CHARACTERS)
         if not name:
             raise function.missing_member("name")
@@ -169,10 +169,10 @@ class CohereMessageReader:
                 continue
             match self._read_part_type(part, role):
                 case "image_url":
-                    check_member_names(part, IMAGE_MEMBERS, self._rules)
+                    check_cohere_members(part, IMAGE_MEMBERS, self._rules)
                     yield self._images.read_item(part, "image_url", plain_urls=not self._rules.strict)
                 case "document":
-                    check_member_names(part, DOCUMENT_PART_MEMBERS, self._rules)
+                    check_cohere_members(part, DOCUMENT_PART_MEMBERS, self._rules)
                     document = part.object("document")
                     if document is None:
                         raise part.missing_member("document")
@@ -187,7 +187,7 @@ class CohereMessageReader:
         return part_type
 
     def _read_text(self, part: Fields, member: str, allowed: set[str]) -> str:
-        check_member_names(part, allowed, self._rules)
+        check_cohere_members(part, allowed, self._rules)
         text = part.string(member, None)
         if text is None:
             raise part.missing_member(member)
@@ -219,7 +219,7 @@ def read_documents(body: Fields, rules: CohereRules) -> list[Document]:
 
 def read_document(item: Fields, rules: CohereRules) -> Document:
     """Return a document, whose data may be one text. Raises BadRequest."""
-    check_member_names(item, DOCUMENT_MEMBERS, rules)
+    check_cohere_members(item, DOCUMENT_MEMBERS, rules)
     document_id = item.string("id", None, cap=MAX_ID_CHARACTERS)
     if not item.has_value("data"):
         raise item.missing_member("data")

@@ -15,7 +15,7 @@ from parley.errors import BadRequest, InvalidValue, ParleyError
 NO_INPUT = "invalid request: exactly one of 'texts', 'images' and 'inputs' must be given, and it must not be empty."
 
 
-def read_embed(body: bytes, context: RequestContext) -> CohereEmbedReply:
+def read_cohere_embed(body: bytes, context: RequestContext) -> CohereEmbedReply:
     """Read texts to embed. Raises BadRequest."""
     return CohereEmbedReply(decode_fields(body, COHERE_WORDING), context)
 

@@ -16,7 +16,7 @@ from parley.dialects.cohere.chat import COUNTED_CONTEXTS, FINISH_REASONS, MAX_MO
 from parley.dialects.cohere.error_answers import cohere_error_sentence
 from parley.dialects.cohere.first_answer import FirstMessage
 from parley.dialects.cohere.first_conversation import FirstConversation, read_first_documents, read_first_tools
-from parley.dialects.cohere.refusal_wording import COHERE_WORDING, check_member_names, unsupported_value_error
+from parley.dialects.cohere.refusal_wording import COHERE_WORDING, check_cohere_members, cohere_value_error
 from parley.dialects.cohere.token_usage import cohere_usage
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
@@ -61,18 +61,18 @@ class FirstChatReply(Reply):
     server_sent: ClassVar[bool] = False
 
     def __init__(self, rules: CohereRules, body: Fields, context: RequestContext):
-        check_member_names(body, FIRST_BODY_MEMBERS, rules)
+        check_cohere_members(body, FIRST_BODY_MEMBERS, rules)
         _refuse_members(body)
-        thinking = options.read_thinking(body, rules)
+        thinking = options.read_cohere_thinking(body, rules)
         prompt, self._history = _read_prompt(body, rules, context, thinks=thinking.enabled)
         body.boolean("force_single_step", False)  # an answer is one step in any case
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=MAX_MODEL_NAME),
             prompts=[prompt],
-            sampling=options.read_sampling(body, rules),
-            stop_conditions=options.read_stop_conditions(body, rules),
-            grammar=options.read_response_format(body, rules, "schema", "json_schema"),
+            sampling=options.read_cohere_sampling(body, rules),
+            stop_conditions=options.read_cohere_stops(body, rules),
+            grammar=options.read_cohere_format(body, rules, "schema", "json_schema"),
             thinking_budget=thinking.budget,
             stream=body.boolean("stream", False),
             on_overflow=_read_truncation(body),
@@ -156,12 +156,12 @@ def _refuse_members(body: Fields) -> None:
     """Refuse members that this server does not support. Raises Unsupported."""
     for name, sentence in REFUSED_MEMBERS.items():
         if body.raw_value(name):
-            raise unsupported_value_error(body, name, sentence)
+            raise cohere_value_error(body, name, sentence)
     quality = body.string("citation_quality", "OFF", cap=MAX_MODEL_NAME).upper()
     if quality not in CITATION_QUALITIES:
         body.string("citation_quality", None, allowed=CITATION_QUALITIES)
     if quality not in NO_CITATIONS:
-        raise unsupported_value_error(
+        raise cohere_value_error(
             body, "citation_quality", "is not supported by this server, whose answers have no citations."
         )
 

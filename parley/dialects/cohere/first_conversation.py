@@ -22,7 +22,7 @@ from parley.dialects.cohere.conversation import (
     result_text,
 )
 from parley.dialects.cohere.options import MAX_TOOLS, CohereToolMembers, check_tool_name
-from parley.dialects.cohere.refusal_wording import check_member_names
+from parley.dialects.cohere.refusal_wording import check_cohere_members
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.errors import InvalidValue, excerpt
@@ -82,7 +82,7 @@ class FirstConversation:
             raise item.missing_member("role")
         if role not in HISTORY_ROLES:
             item.string("role", None, allowed=HISTORY_ROLES)
-        check_member_names(item, RESULTS_MEMBERS if role == "TOOL" else TURN_MEMBERS, self._rules)
+        check_cohere_members(item, RESULTS_MEMBERS if role == "TOOL" else TURN_MEMBERS, self._rules)
         if role == "TOOL":
             self._add_results(item)
             return
@@ -110,7 +110,7 @@ class FirstConversation:
         new_results: list[Message] = []
         new_calls: list[ToolCall] = []
         for result in item.objects("tool_results", cap=MAX_CALLS):
-            check_member_names(result, RESULT_MEMBERS, self._rules)
+            check_cohere_members(result, RESULT_MEMBERS, self._rules)
             call_fields = result.object("call")
             if call_fields is None:
                 raise result.missing_member("call")
@@ -131,7 +131,7 @@ class FirstConversation:
 
     def _read_call(self, call: Fields) -> ToolCall:
         """Read a call, and give it an id."""
-        check_member_names(call, CALL_MEMBERS, self._rules)
+        check_cohere_members(call, CALL_MEMBERS, self._rules)
         name = call.string("name", None, cap=MAX_NAME_CHARACTERS)
         if not name:
             raise call.missing_member("name")
@@ -176,7 +176,7 @@ def read_first_tools(body: Fields, rules: CohereRules) -> CohereToolMembers:
     tools: list[dict[str, Any]] = []
     schema_fields: dict[str, str] = {}
     for item in body.objects("tools", cap=MAX_TOOLS):
-        check_member_names(item, TOOL_MEMBERS, rules)
+        check_cohere_members(item, TOOL_MEMBERS, rules)
         name = item.string("name", None)
         if name is None:
             raise item.missing_member("name")
@@ -202,7 +202,7 @@ def _read_parameters(tool: Fields, rules: CohereRules) -> dict[str, Any]:
         parameter = definitions.object(name)
         if parameter is None:
             raise definitions.missing_member(name)
-        check_member_names(parameter, PARAMETER_MEMBERS, rules)
+        check_cohere_members(parameter, PARAMETER_MEMBERS, rules)
         type_name = parameter.string("type", None, cap=MAX_TYPE_CHARACTERS)
         if type_name is None:
             raise parameter.missing_member("type")

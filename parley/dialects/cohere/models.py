@@ -36,13 +36,13 @@ PAGE_QUERY: QuerySchemas = {
 }
 
 
-def answer_models(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+def answer_cohere_models(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return a page of the models, as ``page_size``, ``page_token``, ``endpoint`` and ``default_only`` of the query
     ask. Raises InvalidValue."""
     return json_answer(_page_of(list(map(_model_object, facts.cards)), context))
 
 
-def read_model_page(whole_list: bytes, context: RequestContext) -> bytes:
+def read_cohere_page(whole_list: bytes, context: RequestContext) -> bytes:
     """Return the same page of a list that has all models. Raises InvalidValue, msgspec.MsgspecError."""
     return encode_json(_page_of(msgspec.json.decode(whole_list, type=_CohereModelList).models, context))
 
@@ -51,10 +51,10 @@ class _CohereModelList(msgspec.Struct):
     models: list[dict[str, Any]]
 
 
-MODEL_LIST = ModelListMerge(b"page_size=%d" % MAX_PAGE, read_model_page)
+MODEL_LIST = ModelListMerge(b"page_size=%d" % MAX_PAGE, read_cohere_page)
 
 
-def answer_model(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+def answer_cohere_model(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return one model. Raises UnknownModel."""
     name = context.path_parts["model"]
     for model in _with_defaults(list(map(_model_object, facts.cards))):

@@ -10,7 +10,7 @@ import msgspec
 
 from parley.dialects import sampling_members
 from parley.dialects.cohere.api_rules import CohereRules
-from parley.dialects.cohere.refusal_wording import check_member_names, unsupported_value_error
+from parley.dialects.cohere.refusal_wording import check_cohere_members, cohere_value_error
 from parley.dialects.fields import Fields
 from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA, read_json_schema
 from parley.dialects.request_context import RequestContext
@@ -48,13 +48,13 @@ class CohereToolMembers(msgspec.Struct, frozen=True):
     schema_fields: dict[str, str] = {}
 
 
-def read_tools(body: Fields, rules: CohereRules) -> CohereToolMembers:
+def read_cohere_tools(body: Fields, rules: CohereRules) -> CohereToolMembers:
     """Read the tools and whether one must be called. Raises BadRequest."""
     are_strict = body.boolean("strict_tools", False)
     tools: list[dict[str, Any]] = []
     schema_fields: dict[str, str] = {}
     for item in body.objects("tools", cap=MAX_TOOLS):
-        check_member_names(item, TOOL_MEMBERS, rules)
+        check_cohere_members(item, TOOL_MEMBERS, rules)
         if item.string("type", None, allowed=("function",)) is None:
             raise item.missing_member("type")
         function = item.object("function")
@@ -73,7 +73,7 @@ def read_tools(body: Fields, rules: CohereRules) -> CohereToolMembers:
 
 
 def _read_function(function: Fields, rules: CohereRules) -> dict[str, Any]:
-    check_member_names(function, FUNCTION_MEMBERS, rules)
+    check_cohere_members(function, FUNCTION_MEMBERS, rules)
     name = function.string("name", None)
     if name is None:
         raise function.missing_member("name")
@@ -100,7 +100,7 @@ def check_tool_name(function: Fields, name: str, rules: CohereRules) -> None:
         )
 
 
-def read_sampling(body: Fields, rules: CohereRules) -> SamplingOptions:
+def read_cohere_sampling(body: Fields, rules: CohereRules) -> SamplingOptions:
     """Read how tokens are drawn; the lenient rules also know the members of the other APIs. Raises BadRequest."""
     if rules.strict:
         if body.raw_value("frequency_penalty") and body.raw_value("presence_penalty"):
@@ -122,7 +122,7 @@ def read_sampling(body: Fields, rules: CohereRules) -> SamplingOptions:
     )
 
 
-def read_stop_conditions(body: Fields, rules: CohereRules) -> StopConditions:
+def read_cohere_stops(body: Fields, rules: CohereRules) -> StopConditions:
     """Read when the answer stops. It may be shorter than ``max_tokens`` if the context has no room. Raises BadRequest.
 
     A larger ``max_tokens`` than the model can generate means as many as it can.
@@ -141,7 +141,7 @@ def read_stop_conditions(body: Fields, rules: CohereRules) -> StopConditions:
     )
 
 
-def read_response_format(
+def read_cohere_format(
     body: Fields, rules: CohereRules, own_name: str = "json_schema", other_name: str = "schema"
 ) -> Grammar | None:
     """Return the form of the answer: any JSON object, or one that follows a schema; None for text. Raises BadRequest.
@@ -152,7 +152,7 @@ def read_response_format(
     form = body.object("response_format")
     if form is None:
         return None
-    check_member_names(form, {"type", own_name}, rules)
+    check_cohere_members(form, {"type", own_name}, rules)
     form_type = form.string("type", None, allowed=("text", "json_object"))
     if form_type is None:
         raise form.missing_member("type")
@@ -175,12 +175,12 @@ class CohereThinking(msgspec.Struct, frozen=True):
     budget: int | None = None
 
 
-def read_thinking(body: Fields, rules: CohereRules) -> CohereThinking:
+def read_cohere_thinking(body: Fields, rules: CohereRules) -> CohereThinking:
     """Return how the model thinks. Raises BadRequest."""
     config = body.object("thinking")
     if config is None:
         return CohereThinking()
-    check_member_names(config, THINKING_MEMBERS, rules)
+    check_cohere_members(config, THINKING_MEMBERS, rules)
     kind = config.string("type", None, allowed=("enabled", "disabled"))
     if kind is None:
         raise config.missing_member("type")
@@ -193,11 +193,9 @@ def check_citations(body: Fields, rules: CohereRules) -> None:
     options = body.object("citation_options")
     if options is None:
         return
-    check_member_names(options, CITATION_MEMBERS, rules)
+    check_cohere_members(options, CITATION_MEMBERS, rules)
     if options.string("mode", "OFF", allowed=CITATION_MODES) not in ("OFF", "DISABLED"):
-        raise unsupported_value_error(
-            options, "mode", "is not supported by this server, whose answers have no citations."
-        )
+        raise cohere_value_error(options, "mode", "is not supported by this server, whose answers have no citations.")
 
 
 def read_safety_mode(body: Fields, context: RequestContext, modes: Sequence[str] = SAFETY_MODES) -> dict[str, Any]:
@@ -212,7 +210,7 @@ def read_safety_mode(body: Fields, context: RequestContext, modes: Sequence[str]
     if "safety_mode" in context.abilities:
         return {"safety_mode": mode}
     if mode == "STRICT":
-        raise unsupported_value_error(
+        raise cohere_value_error(
             body, "safety_mode", "is not supported by this model, whose template has no such mode."
         )
     return {}

@@ -90,7 +90,7 @@ class CohereWording(error_wording.ErrorWording):
 COHERE_WORDING = CohereWording()
 
 
-def check_member_names(fields: Fields, allowed: Collection[str], rules: CohereRules) -> None:
+def check_cohere_members(fields: Fields, allowed: Collection[str], rules: CohereRules) -> None:
     """Refuse a member that the original does not have, if the rules are strict. Raises InvalidValue."""
     if not rules.strict:
         return
@@ -106,7 +106,7 @@ def unknown_member_error(path: str) -> InvalidValue:
     return error
 
 
-def unsupported_value_error(fields: Fields, name: str, sentence: str) -> Unsupported:
+def cohere_value_error(fields: Fields, name: str, sentence: str) -> Unsupported:
     """Return the error for a value that the original has and this server has not. ``sentence``: the reason."""
     path = fields.member_path(name)
     return Unsupported(f"invalid request: {path} {excerpt(fields.raw_value(name))} {sentence}", field=path)

@@ -20,7 +20,7 @@ from parley.dialects.vllm.token_routes.render import check_renderable, write_gen
 STREAM_OPTIONS = {"include_usage": True, "continuous_usage_stats": False}  # a stream ends with its number of tokens
 
 
-def read_chat_rendering(rules: CohereRules, body: bytes, context: RequestContext) -> CohereChatRendering:
+def read_cohere_rendering(rules: CohereRules, body: bytes, context: RequestContext) -> CohereChatRendering:
     """Read a conversation to render. Raises BadRequest."""
     return CohereChatRendering(rules, decode_fields(body, COHERE_WORDING), context)
 

@@ -15,7 +15,7 @@ from parley.types import Usage
 UNIT_DOCUMENTS = 100  # documents of one search unit
 
 
-def read_rerank(body: bytes, context: RequestContext) -> CohereRerankReply:
+def read_cohere_rerank(body: bytes, context: RequestContext) -> CohereRerankReply:
     """Read a query and documents. Raises BadRequest."""
     return CohereRerankReply(decode_fields(body, COHERE_WORDING), context)
 

@@ -44,7 +44,7 @@ UNAVAILABLE_CALLS = {
 }
 
 
-def read_invocation(rules: DatabricksRules, body: bytes, context: RequestContext) -> Reply:
+def read_databricks_invocation(rules: DatabricksRules, body: bytes, context: RequestContext) -> Reply:
     """Read a conversation, prompts, items of a response, or texts to embed, whichever the body has.
 
     Raises BadRequest.
@@ -68,7 +68,7 @@ def _endpoint_in_body(body: bytes) -> str:
 
 def _query_routes(rules: DatabricksRules) -> tuple[Route, ...]:
     """Return the routes that query an endpoint, which the path or, as in OpenAI's API, the body names."""
-    read_body = partial(read_invocation, rules)
+    read_body = partial(read_databricks_invocation, rules)
     endpoint_path = "/serving-endpoints/{endpoint}"
     paths: dict[str, tuple[RouteKind, Any]] = {
         "/chat/completions": ("generate", partial(chat.read_databricks_chat, rules)),
@@ -128,7 +128,7 @@ def _management_routes() -> tuple[Route, ...]:
         Route("GET", ENDPOINT_PATH + "/metrics", "metrics", reader=endpoints.get_endpoint),
         Route("GET", HOST_METADATA_PATH, "probe", reader=endpoints.host_metadata),  # read without an API key
         *(
-            Route(method, path, "info", reader=partial(endpoints.refuse_call, subject))
+            Route(method, path, "info", reader=partial(endpoints.refuse_endpoint_call, subject))
             for (method, path), subject in UNAVAILABLE_CALLS.items()
         ),
     )

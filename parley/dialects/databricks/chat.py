@@ -47,7 +47,7 @@ class DatabricksChatReply(chat.ChatReply):
         if rules.strict:
             members.check_strict_chat(body, rules, context)
         members.check_client_information(body)
-        body, budget = members.read_thinking(body)
+        body, budget = members.read_databricks_thinking(body)
         super().__init__(body, context)
         if budget is not None:
             self.request.thinking_budget = budget

@@ -58,7 +58,7 @@ class DatabricksCompletionReply(Reply):
 
     def __init__(self, rules: DatabricksRules, body: Fields, context: RequestContext):
         if rules.strict:
-            members.check_member_names(body, members.COMPLETION_TREE)
+            members.check_databricks_members(body, members.COMPLETION_TREE)
             members.check_sampling_ranges(body)
         members.check_client_information(body)
         raw = body.boolean("use_raw_prompt", False)

@@ -91,7 +91,7 @@ def _machine_sizes(item: Fields) -> Iterator[tuple[str, Any]]:
             yield name, switch
 
 
-def read_shares(config: Fields, model_by_name: dict[str, str]) -> list[EndpointShare]:
+def read_traffic_shares(config: Fields, model_by_name: dict[str, str]) -> list[EndpointShare]:
     """Return how the models share the requests; a single model gets all of them. Raises BadRequest."""
     traffic = config.object("traffic_config")
     if traffic is None or not traffic.has_value("routes"):

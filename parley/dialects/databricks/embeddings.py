@@ -32,7 +32,7 @@ class DatabricksEmbeddingReply(embeddings.EmbeddingReply):
 
     def __init__(self, rules: DatabricksRules, body: Fields, context: RequestContext):
         if rules.strict:
-            members.check_member_names(body, members.EMBEDDING_TREE)
+            members.check_databricks_members(body, members.EMBEDDING_TREE)
             body.strings("input", cap=embeddings.MAX_EMBEDDING_INPUTS, total=2**31)
         members.check_client_information(body)
         super().__init__(body.without_members({"encoding_format"}) if rules.strict else body, context)

@@ -139,7 +139,7 @@ def change_rate_limits(
     endpoint = _find_created(context, facts, created)
     new_limits = limits.read_limits(decode_fields(body, ENDPOINT_WORDING))
     answer = json_answer({"rate_limits": limits.write_limits(new_limits)})
-    return EndpointChange(answer, put_endpoint=limits.with_limits(endpoint, new_limits))
+    return EndpointChange(answer, put_endpoint=limits.with_endpoint_limits(endpoint, new_limits))
 
 
 def change_gateway(
@@ -179,7 +179,7 @@ def empty_logs(body: bytes, context: RequestContext, facts: ServerFacts, created
     return json_answer({"logs": ""})
 
 
-def refuse_call(subject: str, body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+def refuse_endpoint_call(subject: str, body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Refuse a call that is not implemented. Raises Unsupported."""
     raise Unsupported(f"{subject} not available on this server.", code=config.INVALID_VALUE)
 
@@ -281,7 +281,7 @@ def _configure_endpoint(
         {share.name: share.model for share in endpoint.shares},
         _endpoint_description(endpoint)["entities"],
     )
-    shares = config.read_shares(config_object, model_by_name)
+    shares = config.read_traffic_shares(config_object, model_by_name)
     if len(tasks := _tasks_of_shares(shares, facts)) > 1:
         raise config_object.member_error(
             "served_entities", f"must all be for the same task, but they are for {', '.join(tasks)}"

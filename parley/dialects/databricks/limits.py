@@ -119,6 +119,6 @@ def write_limits(limits: list[EndpointLimit]) -> list[dict[str, Any]]:
     ]
 
 
-def with_limits(endpoint: Endpoint, limits: list[EndpointLimit]) -> Endpoint:
+def with_endpoint_limits(endpoint: Endpoint, limits: list[EndpointLimit]) -> Endpoint:
     """Return the endpoint with these limits in place of its own."""
     return msgspec.structs.replace(endpoint, limits=limits)

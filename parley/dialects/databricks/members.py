@@ -75,7 +75,7 @@ MAX_MESSAGES = 10_000
 MAX_CLIENT_ID = 1024  # characters of the client's own id
 
 
-def check_member_names(body: Fields, tree: MemberTree) -> None:
+def check_databricks_members(body: Fields, tree: MemberTree) -> None:
     """Raise MalformedBody for an undocumented member."""
     refuse_unknown_members({name: body.raw_value(name) for name in body.member_names}, tree)
 
@@ -95,7 +95,7 @@ def check_client_information(body: Fields) -> None:
     body.string("client_request_id", None, cap=MAX_CLIENT_ID)
 
 
-def read_thinking(body: Fields) -> tuple[Fields, int | None]:
+def read_databricks_thinking(body: Fields) -> tuple[Fields, int | None]:
     """Return the body with ``thinking`` as a template option, and the budget of reasoning tokens. Raises BadRequest."""
     thinking_object = body.object("thinking")
     if thinking_object is None:
@@ -128,7 +128,7 @@ def wants_usage(body: Fields, stream: bool) -> bool:
 
 def check_strict_chat(body: Fields, rules: DatabricksRules, context: RequestContext) -> None:
     """Check a conversation by strict rules. Raises BadRequest."""
-    check_member_names(body, CHAT_TREE)
+    check_databricks_members(body, CHAT_TREE)
     check_sampling_ranges(body)
     body.string("reasoning_effort", None, allowed=REASONING_EFFORTS)
     _check_turns(body, takes_parts=bool(context.media_limits))

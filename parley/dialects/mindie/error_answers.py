@@ -10,7 +10,7 @@ import sys
 
 from parley.dialects.json_answer import encode_json
 from parley.dialects.mindie.api_rules import MindieRules
-from parley.dialects.mindie.members.media import media_sentence
+from parley.dialects.mindie.members.media import mindie_media_sentence
 from parley.dialects.reply import Answer
 from parley.errors import (
     BadMedia,
@@ -89,7 +89,7 @@ def mindie_failure_text(error: ParleyError) -> bytes:
 
 
 def _refusal_sentence(error: ParleyError) -> str:
-    return media_sentence(error) if isinstance(error, BadMedia) else error.message
+    return mindie_media_sentence(error) if isinstance(error, BadMedia) else error.message
 
 
 def _context_length_message(error: ContextLength) -> str:

@@ -34,7 +34,9 @@ ROOT_ROUTES = (Route("GET", "/", "probe", reader=models.answer_root, content_typ
 
 def _api_routes(rules: OllamaRules) -> tuple[Route, ...]:
     return (
-        Route("POST", "/api/chat", "generate", reader=partial(chat.read_chat, rules), model_reader=model_in_body),
+        Route(
+            "POST", "/api/chat", "generate", reader=partial(chat.read_ollama_chat, rules), model_reader=model_in_body
+        ),
         Route(
             "POST",
             "/api/generate",
@@ -42,12 +44,18 @@ def _api_routes(rules: OllamaRules) -> tuple[Route, ...]:
             reader=partial(generate.read_ollama_generate, rules),
             model_reader=model_in_body,
         ),
-        Route("POST", "/api/embed", "embed", reader=partial(embeddings.read_embed, rules), model_reader=model_in_body),
+        Route(
+            "POST",
+            "/api/embed",
+            "embed",
+            reader=partial(embeddings.read_ollama_embed, rules),
+            model_reader=model_in_body,
+        ),
         Route(
             "POST",
             "/api/embeddings",
             "embed",
-            reader=partial(embeddings.read_embeddings, rules),
+            reader=partial(embeddings.read_ollama_embeddings, rules),
             model_reader=model_in_body,
         ),
         Route("GET", "/api/tags", "models", writer=models.write_tags, content_types=CHARSET_TYPES),
@@ -59,7 +67,7 @@ def _api_routes(rules: OllamaRules) -> tuple[Route, ...]:
             reader=partial(models.answer_show, rules),
             model_reader=models.read_shown_name,
         ),
-        Route("GET", "/api/version", "version", writer=models.write_version, content_types=CHARSET_TYPES),
+        Route("GET", "/api/version", "version", writer=models.write_ollama_version, content_types=CHARSET_TYPES),
         Route(
             "POST",
             "/api/pull",

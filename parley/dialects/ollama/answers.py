@@ -15,7 +15,7 @@ import msgspec
 
 from parley.dialects.json_body import decode_json
 from parley.dialects.ollama.error_answers import ollama_failure_line
-from parley.dialects.ollama.go_encoding import JSON_TYPE, encode_go, go_answer, go_time, nanoseconds
+from parley.dialects.ollama.go_encoding import JSON_TYPE, duration_nanoseconds, encode_go, go_answer, go_time
 from parley.dialects.ollama.options import logprob_members
 from parley.dialects.reply import Acknowledgement, Reply
 from parley.dialects.request_context import RequestContext
@@ -174,12 +174,12 @@ class OllamaReply(Reply):
         if timings is not None:
             load = timings.validation + timings.queue
             metrics = {
-                "total_duration": nanoseconds(timings.total),
-                "load_duration": nanoseconds(load),
+                "total_duration": duration_nanoseconds(timings.total),
+                "load_duration": duration_nanoseconds(load),
                 "prompt_eval_count": usage.prompt_tokens,
-                "prompt_eval_duration": nanoseconds(timings.prefill),
+                "prompt_eval_duration": duration_nanoseconds(timings.prefill),
                 "eval_count": usage.completion_tokens,
-                "eval_duration": nanoseconds(timings.decode),
+                "eval_duration": duration_nanoseconds(timings.decode),
             }
         return AnswerEnd(
             DONE_REASONS.get(self._done.reason, "stop"), {name: count for name, count in metrics.items() if count}

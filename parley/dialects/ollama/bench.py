@@ -9,7 +9,7 @@ from typing import Any
 from parley.dialects.bench import NO_MESSAGE, BenchApi, EventSummary, LoadShape, TimedBytes, error_message
 
 
-def conversation(shape: LoadShape, content: Any) -> dict[str, Any]:
+def ollama_bench_body(shape: LoadShape, content: Any) -> dict[str, Any]:
     """Return the body for a conversation of one user turn. The API has no option to ignore the end of a text."""
     options = {"num_predict": shape.output_tokens, "temperature": 0}
     return {"model": shape.model, "messages": [{"role": "user", "content": content}], "options": options}
@@ -40,7 +40,7 @@ def read_line(data: bytes) -> EventSummary:
 BENCH_APIS = {
     "ollama": BenchApi(
         "/api/chat",
-        conversation,
+        ollama_bench_body,
         read_line,
         takes_token_ids=False,
         messages_member="messages",

@@ -7,12 +7,12 @@ from typing import Any
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.ollama.answers import AnswerEnd, AnswerPiece, OllamaReply, load_answer
 from parley.dialects.ollama.api_rules import OllamaRules
-from parley.dialects.ollama.messages import read_messages, read_tools
-from parley.dialects.ollama.model_names import check_served, read_model_name
+from parley.dialects.ollama.messages import read_ollama_messages, read_ollama_tools
+from parley.dialects.ollama.model_names import check_served, read_ollama_model_name
 from parley.dialects.ollama.options import (
     check_keep_alive,
     read_format,
-    read_logprobs,
+    read_ollama_logprobs,
     read_options,
     read_think,
     refuse_unavailable,
@@ -25,10 +25,10 @@ from parley.types import ChatPrompt, OutputOptions, Request
 EMPTY_MESSAGE = {"role": "assistant", "content": ""}
 
 
-def read_chat(rules: OllamaRules, body: bytes, context: RequestContext) -> OllamaChatReply | Answer:
+def read_ollama_chat(rules: OllamaRules, body: bytes, context: RequestContext) -> OllamaChatReply | Answer:
     """Read a conversation; one without messages asks to load the model, which needs nothing. Raises BadRequest."""
     fields = decode_fields(body, OllamaWording("ChatRequest"))
-    name = read_model_name(fields)
+    name = read_ollama_model_name(fields)
     stays = check_keep_alive(fields, rules)
     if not fields.array("messages", cap=1 << 20):
         check_served(name, context)
@@ -54,8 +54,8 @@ class OllamaChatReply(OllamaReply):
         options = read_options(body, rules, context)
         refuse_unavailable(body)
         chat = ChatPrompt(
-            read_messages(body, rules, context),
-            read_tools(body, name, context),
+            read_ollama_messages(body, rules, context),
+            read_ollama_tools(body, name, context),
             thinking=think.thinking,
             reasoning_effort=think.effort,
         )
@@ -65,7 +65,7 @@ class OllamaChatReply(OllamaReply):
             prompts=[chat],
             sampling=options.sampling,
             stop_conditions=options.stop_conditions,
-            output_options=OutputOptions(logprobs=read_logprobs(body)),
+            output_options=OutputOptions(logprobs=read_ollama_logprobs(body)),
             grammar=read_format(body),
             stream=body.boolean("stream", True),
             context_limit=options.context_limit,

@@ -9,8 +9,8 @@ from parley.dialects import vectors
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.ollama.api_rules import OllamaRules
 from parley.dialects.ollama.error_answers import INPUT_TOO_LONG, NO_ROOM
-from parley.dialects.ollama.go_encoding import JSON_TYPE, encode_go, go_answer, nanoseconds
-from parley.dialects.ollama.model_names import check_served, read_model_name
+from parley.dialects.ollama.go_encoding import JSON_TYPE, duration_nanoseconds, encode_go, go_answer
+from parley.dialects.ollama.model_names import check_served, read_ollama_model_name
 from parley.dialects.ollama.options import check_keep_alive, read_options
 from parley.dialects.ollama.refusal_wording import OllamaWording, invalid_member_error
 from parley.dialects.reply import Acknowledgement, Answer, UnstreamedReply
@@ -22,7 +22,7 @@ MAX_TEXTS = 2048
 MAX_DIMENSIONS = 2**31 - 1
 
 
-def read_embed(rules: OllamaRules, body: bytes, context: RequestContext) -> OllamaEmbedReply | Answer:
+def read_ollama_embed(rules: OllamaRules, body: bytes, context: RequestContext) -> OllamaEmbedReply | Answer:
     """Read texts to embed; without any the answer is empty. Raises BadRequest."""
     fields = decode_fields(body, OllamaWording("EmbedRequest"))
     if fields.raw_value("model") in (None, ""):
@@ -37,7 +37,7 @@ def read_embed(rules: OllamaRules, body: bytes, context: RequestContext) -> Olla
     return OllamaEmbedReply(name, texts, PoolingOptions(dimensions, normalize=True), context, window, truncate=truncate)
 
 
-def read_embeddings(rules: OllamaRules, body: bytes, context: RequestContext) -> SingleEmbeddingReply | Answer:
+def read_ollama_embeddings(rules: OllamaRules, body: bytes, context: RequestContext) -> SingleEmbeddingReply | Answer:
     """Read one text to embed; an empty one has no vector. Raises BadRequest."""
     fields = decode_fields(body, OllamaWording("EmbeddingRequest"))
     name, window = _read_common(fields, rules, context)
@@ -53,7 +53,7 @@ def _read_common(fields: Fields, rules: OllamaRules, context: RequestContext) ->
 
     Raises BadRequest.
     """
-    name = read_model_name(fields)
+    name = read_ollama_model_name(fields)
     check_keep_alive(fields, rules)
     window = read_options(fields, rules, context).context_limit
     if window is None and fields.free_object("options").get("num_ctx") is not None:  # 0: no room for any text
@@ -126,8 +126,8 @@ class OllamaEmbedReply(UnstreamedReply):
             "embeddings": [self.vector(number) for number in range(len(self._vectors))],
         }
         if self.timings is not None:
-            answer["total_duration"] = nanoseconds(self.timings.total)
-            answer["load_duration"] = nanoseconds(self.timings.validation + self.timings.queue)
+            answer["total_duration"] = duration_nanoseconds(self.timings.total)
+            answer["load_duration"] = duration_nanoseconds(self.timings.validation + self.timings.queue)
         return encode_go(answer | {"prompt_eval_count": usage.prompt_tokens})
 
     def vector(self, number: int) -> list[float | None]:

@@ -36,6 +36,6 @@ def go_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S.000000001Z", time.gmtime(seconds))
 
 
-def nanoseconds(seconds: float | None) -> int:
+def duration_nanoseconds(seconds: float | None) -> int:
     """Return a duration as the API has it; at least 1, because clients divide by it."""
     return max(1, round((seconds or 0.0) * 1e9))

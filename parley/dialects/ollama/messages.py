@@ -20,7 +20,7 @@ MAX_IMAGES = 4096  # in one member; how many a request may have is the server's 
 MAX_BASE64 = 2**31  # characters; the limit of a body is lower
 
 
-def read_messages(body: Fields, rules: OllamaRules, context: RequestContext) -> list[Message]:
+def read_ollama_messages(body: Fields, rules: OllamaRules, context: RequestContext) -> list[Message]:
     """Return the messages; none asks to load the model. Raises BadRequest."""
     messages = [_read_message(item, rules, context) for item in body.objects("messages", cap=MAX_MESSAGES)]
     placed_media = (placed.media for message in messages for placed in message.media)
@@ -75,7 +75,7 @@ def _read_image(text: str, field: str) -> EncodedMedia:
     return EncodedMedia(text)
 
 
-def read_tools(body: Fields, name: str, context: RequestContext) -> list[dict[str, Any]]:
+def read_ollama_tools(body: Fields, name: str, context: RequestContext) -> list[dict[str, Any]]:
     """Return the tools in OpenAI's form. Raises BadRequest, UnsuitableModel if the model knows no tools."""
     tools = [_read_tool(tool) for tool in body.objects("tools", cap=MAX_TOOLS)]
     if tools and "tools" not in context.abilities:

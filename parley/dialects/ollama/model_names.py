@@ -36,7 +36,7 @@ def _comparable_name(name: str) -> str:
     return tagged_name(name.removeprefix(prefix)).casefold()
 
 
-def read_model_name(body: Fields, member: str = "model") -> str:
+def read_ollama_model_name(body: Fields, member: str = "model") -> str:
     """Return the name in a body. Raises MissingField if there is none."""
     name = body.string(member, "", cap=MAX_NAME_CHARACTERS)
     if not name:

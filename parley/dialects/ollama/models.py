@@ -17,7 +17,7 @@ from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.ollama.api_rules import OllamaRules
 from parley.dialects.ollama.error_answers import ollama_error_answer, ollama_failure_line
 from parley.dialects.ollama.go_encoding import JSON_TYPE, encode_go, go_answer, go_time
-from parley.dialects.ollama.model_names import DEFAULT_TAG, match_known_name, read_model_name, tagged_name
+from parley.dialects.ollama.model_names import DEFAULT_TAG, match_known_name, read_ollama_model_name, tagged_name
 from parley.dialects.ollama.refusal_wording import OllamaWording
 from parley.dialects.reply import Answer
 from parley.dialects.request_context import RequestContext
@@ -51,7 +51,7 @@ def answer_root(body: bytes, context: RequestContext, facts: ServerFacts) -> Ans
     return Answer(200, ROOT_TEXT, b"text/plain; charset=utf-8")
 
 
-def write_version(version: str) -> bytes:
+def write_ollama_version(version: str) -> bytes:
     """Return the version of Ollama that this API is like."""
     return encode_go({"version": OLLAMA_VERSION})
 
@@ -177,7 +177,7 @@ def answer_no_blob(body: bytes, context: RequestContext, facts: ServerFacts) -> 
 def _read_name(fields: Fields, member: str) -> str:
     """Return the name in a member, or else in the older ``name``. Go's client sends the empty one as well."""
     is_older = fields.has_value("name") and fields.raw_value(member) in (None, "")
-    return read_model_name(fields, "name" if is_older else member)
+    return read_ollama_model_name(fields, "name" if is_older else member)
 
 
 def _find_card(fields: Fields, facts: ServerFacts, member: str = "model") -> tuple[str, ModelCard]:

@@ -159,7 +159,7 @@ def check_keep_alive(body: Fields, rules: OllamaRules) -> bool:
     return any(digit in "123456789" for digit in value)
 
 
-def read_logprobs(body: Fields) -> int | None:
+def read_ollama_logprobs(body: Fields) -> int | None:
     """Return the number of alternatives per token, None for no log-probabilities. Raises InvalidValue."""
     top = body.integer("top_logprobs", 0)
     if not 0 <= top <= MAX_ALTERNATIVES:

@@ -73,13 +73,13 @@ EMBEDDING_ROUTE = Route(
     "POST",
     "/v1/embeddings",
     "embed",
-    reader=mistral.read_embedding_request,
+    reader=mistral.read_mistral_embedding,
     model_reader=model_in_body,
     tasks=frozenset({"embed"}),
 )
 MODEL_ROUTES = (
-    Route("GET", "/v1/models", "models", writer=mistral.write_models),
-    Route("GET", "/v1/models/{model:path}", "model", writer=mistral.write_model),
+    Route("GET", "/v1/models", "models", writer=mistral.write_mistral_models),
+    Route("GET", "/v1/models/{model:path}", "model", writer=mistral.write_mistral_model),
 )
 DIALECT = Dialect(
     name="openai",
@@ -106,13 +106,13 @@ DIALECT = Dialect(
             "POST",
             "/tokenize",
             "tokenize",
-            reader=tokens.read_tokenize,
-            writer=tokens.write_tokens,
+            reader=tokens.read_openai_tokenize,
+            writer=tokens.write_openai_tokens,
             claiming_members=("prompt", "messages"),
         ),
         Route("POST", "/detokenize", "detokenize", reader=tokens.read_detokenize, writer=tokens.write_token_text),
         Route("GET", "/tokenizer_info", "tokenizer", writer=encode_json),
-        Route("GET", "/version", "version", writer=tokens.write_version),
+        Route("GET", "/version", "version", writer=tokens.write_openai_version),
         Route("GET", "/load", "load", writer=tokens.write_load),
         Route("GET", "/ping", "health"),
         Route("POST", "/ping", "health"),
@@ -130,8 +130,8 @@ STRICT_ROUTES = (
     STRICT_CHAT_ROUTE,
     replace(COMPLETION_ROUTE, reader=completions.read_strict_completion_request),
     replace(EMBEDDING_ROUTE, reader=embeddings.read_embedding_request),
-    replace(MODEL_ROUTES[0], writer=tokens.write_models),
-    replace(MODEL_ROUTES[1], writer=tokens.write_model),
+    replace(MODEL_ROUTES[0], writer=tokens.write_openai_models),
+    replace(MODEL_ROUTES[1], writer=tokens.write_openai_model),
     *responses.STRICT_ROUTES,
 )
 # Below its prefix chat, completions and the Responses API have the limits of OpenAI's own, and no route has anything of

@@ -38,17 +38,17 @@ def read_openai_event(data: bytes) -> EventSummary:
     )
 
 
-def completion(shape: LoadShape, ids: Any) -> dict[str, Any]:
+def completion_bench_body(shape: LoadShape, ids: Any) -> dict[str, Any]:
     """Return the body for a prompt of token ids."""
     return common_members(shape) | {"prompt": ids}
 
 
-def conversation(shape: LoadShape, content: Any) -> dict[str, Any]:
+def chat_bench_body(shape: LoadShape, content: Any) -> dict[str, Any]:
     """Return the body for a conversation of one user turn, whose content is a text or a list of parts."""
     return common_members(shape) | {"messages": [{"role": "user", "content": content}]}
 
 
-def response(shape: LoadShape, content: Any) -> dict[str, Any]:
+def responses_bench_body(shape: LoadShape, content: Any) -> dict[str, Any]:
     """Return the body of a request for a response."""
     members = {"model": shape.model, "max_output_tokens": shape.output_tokens, "temperature": 0, "ignore_eos": True}
     return members | {"stream": True, "input": content}
@@ -72,11 +72,11 @@ def read_response_event(data: bytes) -> EventSummary:
 
 
 BENCH_APIS = {
-    "openai": BenchApi("/v1/completions", completion, read_openai_event),
+    "openai": BenchApi("/v1/completions", completion_bench_body, read_openai_event),
     "chat": BenchApi(
-        "/v1/chat/completions", conversation, read_openai_event, takes_token_ids=False, messages_member="messages"
+        "/v1/chat/completions", chat_bench_body, read_openai_event, takes_token_ids=False, messages_member="messages"
     ),
     "responses": BenchApi(
-        "/v1/responses", response, read_response_event, takes_token_ids=False, messages_member="input"
+        "/v1/responses", responses_bench_body, read_response_event, takes_token_ids=False, messages_member="input"
     ),
 }

@@ -73,7 +73,7 @@ class EmbeddingReply(UnstreamedReply):
         return [
             prompt
             for conversation in conversations
-            for prompt in read_inputs(conversation, self.reading_rules, self._context)
+            for prompt in read_embedding_inputs(conversation, self.reading_rules, self._context)
         ]
 
     def add_events(self, events: Sequence[Event]) -> None:
@@ -166,7 +166,7 @@ def _is_conversation(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, dict) and "role" in item for item in value)
 
 
-def read_inputs(body: Fields, rules: ReadingRules, context: RequestContext | None = None) -> list[Prompt]:
+def read_embedding_inputs(body: Fields, rules: ReadingRules, context: RequestContext | None = None) -> list[Prompt]:
     """Return the texts, token ids or conversation of a request for vectors. Raises BadRequest.
 
     Without ``context``, a conversation may have only text.

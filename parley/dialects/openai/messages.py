@@ -63,8 +63,8 @@ def read_conversation(
     message_rules = MessageRules(
         "\n", rules.roles, lenient_calls=lenient, lenient_content=lenient, custom_tools=rules.custom_tools, media=reader
     )
-    messages = read_messages(body, message_rules)
-    tool_members = tools.read_tools(body, rules)
+    messages = read_openai_messages(body, message_rules)
+    tool_members = tools.read_openai_tools(body, rules)
     continue_final = body.boolean("continue_final_message", False)
     generation_prompt = body.boolean("add_generation_prompt", not continue_final)
     if continue_final and generation_prompt:
@@ -89,7 +89,7 @@ def read_conversation(
     return chat, tool_members
 
 
-def read_messages(body: Fields, rules: MessageRules) -> list[Message]:
+def read_openai_messages(body: Fields, rules: MessageRules) -> list[Message]:
     """Return the messages, at least one. Raises BadRequest."""
     messages = [_read_message(item, rules) for item in body.objects("messages", cap=MAX_MESSAGES)]
     if not messages:

@@ -62,7 +62,7 @@ class FimReply(CompletionReply):
 # -- answers with more members
 
 
-def read_embedding_request(body: bytes, context: RequestContext) -> NamedEmbeddingReply:
+def read_mistral_embedding(body: bytes, context: RequestContext) -> NamedEmbeddingReply:
     """Read an embedding request. Raises BadRequest."""
     return NamedEmbeddingReply(decode_fields(body), context)
 
@@ -75,12 +75,12 @@ class NamedEmbeddingReply(EmbeddingReply):
         return {"id": f"embd-{self._answer_id}", **super().embedding_envelope(data, usage)}
 
 
-def write_model(card: ModelCard) -> bytes:
+def write_mistral_model(card: ModelCard) -> bytes:
     """Return one model."""
     return encode_json(_described_model(card))
 
 
-def write_models(cards: Sequence[ModelCard]) -> bytes:
+def write_mistral_models(cards: Sequence[ModelCard]) -> bytes:
     """Return the list of models."""
     return encode_json({"object": "list", "data": [_described_model(card) for card in cards]})
 

@@ -16,7 +16,7 @@ from parley.dialects.sampling_members import MAX_TOKEN_ID
 from parley.types import ChatPrompt, Prompt, TextPrompt
 
 
-def read_tokenize(body: bytes, context: RequestContext | None = None) -> TokenizeRequest:
+def read_openai_tokenize(body: bytes, context: RequestContext | None = None) -> TokenizeRequest:
     """Read a prompt or a conversation to tokenize; without ``context``, only text is accepted. Raises BadRequest."""
     return read_tokenize_members(decode_fields(body), context, OPENAI_RULES)
 
@@ -44,7 +44,7 @@ def _read_text_prompt(fields: Fields) -> Prompt:
     return TextPrompt(text, fields.boolean("add_special_tokens", True))
 
 
-def write_tokens(result: TokenizeResult) -> bytes:
+def write_openai_tokens(result: TokenizeResult) -> bytes:
     """Return the answer to ``/tokenize``."""
     return encode_json(
         {
@@ -85,17 +85,17 @@ def model_object(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def write_model(card: ModelCard) -> bytes:
+def write_openai_model(card: ModelCard) -> bytes:
     """Return one model."""
     return encode_json(model_object(card))
 
 
-def write_models(cards: list[ModelCard]) -> bytes:
+def write_openai_models(cards: list[ModelCard]) -> bytes:
     """Return the list of models."""
     return encode_json({"object": "list", "data": [model_object(card) for card in cards]})
 
 
-def write_version(text: str) -> bytes:
+def write_openai_version(text: str) -> bytes:
     """Return the server's version."""
     return encode_json({"version": text})
 

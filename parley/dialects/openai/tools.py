@@ -60,7 +60,7 @@ class OpenAITool(msgspec.Struct, frozen=True):
         return self.fields.member_path("parameters")
 
 
-def read_tools(body: Fields, rules: ReadingRules) -> OpenAIToolMembers:
+def read_openai_tools(body: Fields, rules: ReadingRules) -> OpenAIToolMembers:
     """Read the tool members of a body. Raises BadRequest."""
     if rules.needs_tools:
         _check_tools_given(body)

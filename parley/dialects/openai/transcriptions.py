@@ -224,7 +224,7 @@ class TranscriptionReply(Reply):
         last_text = self.finish_text()
         done: dict[str, Any] = {"type": "transcript.text.done", "text": "".join(self._text)}
         if self._wants_logprobs:
-            done["logprobs"] = transcripts.token_logprobs(self._reader.tokens)
+            done["logprobs"] = transcripts.transcript_logprobs(self._reader.tokens)
         done["usage"] = transcripts.token_usage(usage)
         return (self._delta_event(last_text) if last_text else b"") + data_event(done)
 
@@ -235,7 +235,7 @@ class TranscriptionReply(Reply):
     def _delta_event(self, text: str) -> bytes:
         delta: dict[str, Any] = {"type": "transcript.text.delta", "delta": text}
         if self._wants_logprobs:
-            delta["logprobs"] = transcripts.token_logprobs(self._reader.tokens[self._rendered_tokens :])
+            delta["logprobs"] = transcripts.transcript_logprobs(self._reader.tokens[self._rendered_tokens :])
             self._rendered_tokens = len(self._reader.tokens)
         return data_event(delta)
 
@@ -257,7 +257,7 @@ class TranscriptionReply(Reply):
         """Return the answer as JSON without times."""
         answer: dict[str, Any] = {"text": text}
         if self._wants_logprobs:
-            answer["logprobs"] = transcripts.token_logprobs(self._reader.tokens)
+            answer["logprobs"] = transcripts.transcript_logprobs(self._reader.tokens)
         return answer | {"usage": transcripts.token_usage(usage)}
 
     def show_language(self, name: str) -> str:

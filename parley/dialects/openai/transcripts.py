@@ -52,7 +52,7 @@ def duration_usage(seconds: float) -> dict[str, Any]:
     return {"type": "duration", "seconds": math.ceil(seconds)}
 
 
-def token_logprobs(tokens: list[TokenInfo]) -> list[dict[str, Any]]:
+def transcript_logprobs(tokens: list[TokenInfo]) -> list[dict[str, Any]]:
     """Return the log-probabilities of a transcript's tokens."""
     return [
         {"token": token.text, "logprob": finite_logprob(token.logprob), "bytes": list(token.raw_bytes)}

@@ -32,7 +32,7 @@ MIN_EXPIRY, MAX_EXPIRY = 3600, 30 * 86_400  # seconds
 CONTENT_TYPE = b"application/octet-stream"
 
 
-def upload_file(body: bytes, context: RequestContext) -> Answer:
+def upload_openai_file(body: bytes, context: RequestContext) -> Answer:
     """Keep a file. Raises BadRequest, TooLarge."""
     form = decode_form(body, context.headers.get(b"content-type", b""), ("file",))
     if not context.records.are_kept:
@@ -97,7 +97,7 @@ def save_file(
     return file
 
 
-def find_file(records: TenantRecords, file_id: str, now: int) -> FileObject | None:
+def find_uploaded_file(records: TenantRecords, file_id: str, now: int) -> FileObject | None:
     """Return a file, None if there is none or it has expired by now."""
     data = FILES.find(records, file_id)
     return None if data is None else _unexpired_file(data, now)
@@ -108,12 +108,12 @@ def _unexpired_file(data: bytes, now: int) -> FileObject | None:
     return None if file["expires_at"] is not None and file["expires_at"] <= now else file
 
 
-def read_file(body: bytes, context: RequestContext) -> Answer:
+def answer_openai_file(body: bytes, context: RequestContext) -> Answer:
     """Return a file without its content. Raises UnknownRecord."""
     return json_answer(_load_file(context))
 
 
-def read_file_content(body: bytes, context: RequestContext) -> Answer:
+def answer_openai_content(body: bytes, context: RequestContext) -> Answer:
     """Return the content of a file. Raises UnknownRecord."""
     file = _load_file(context)
     content = find_content(context.records, file["id"])
@@ -122,7 +122,7 @@ def read_file_content(body: bytes, context: RequestContext) -> Answer:
     return Answer(200, content, CONTENT_TYPE)
 
 
-def delete_file(body: bytes, context: RequestContext) -> Answer:
+def delete_openai_file(body: bytes, context: RequestContext) -> Answer:
     """Delete a file. Raises UnknownRecord."""
     file = _load_file(context)
     delete_content(context.records, file["id"])
@@ -140,7 +140,7 @@ def with_uploaded_file(part: Fields, data_member: str, context: RequestContext) 
         if part.has_value(name):
             raise part.member_error("file_id", f"not allowed together with '{name}'.")
     file_id, path = part.string("file_id", "", cap=object_lists.MAX_ID), part.member_path("file_id")
-    file = find_file(context.records, file_id, context.created)
+    file = find_uploaded_file(context.records, file_id, context.created)
     content = None if file is None else read_named_file(context, file_id)
     if file is None or content is None:
         raise UnknownRecord(f"No such File object: {excerpt(file_id)}.", field=path)
@@ -148,14 +148,14 @@ def with_uploaded_file(part: Fields, data_member: str, context: RequestContext) 
     return part.with_moved_member(data_member, data_url, "file_id")
 
 
-def list_files(body: bytes, context: RequestContext) -> Answer:
+def list_openai_files(body: bytes, context: RequestContext) -> Answer:
     """List files, those of a purpose if the query names one. Raises BadRequest."""
     query = object_lists.read_query(context)
     purpose = query.string("purpose", None, cap=object_lists.MAX_ID)
     list_query = object_lists.read_list_query(query, default_limit=MAX_LISTED, max_limit=MAX_LISTED)
     after = None
     if list_query.after is not None:
-        before = find_file(context.records, list_query.after, context.created)
+        before = find_uploaded_file(context.records, list_query.after, context.created)
         if before is None:
             raise InvalidValue(f"Invalid 'after': there is no file {excerpt(list_query.after)}.", field="after")
         after = FILES.record_name(before["id"], before["created_at"])
@@ -171,7 +171,7 @@ def list_files(body: bytes, context: RequestContext) -> Answer:
 
 
 def _load_file(context: RequestContext) -> FileObject:
-    file = find_file(context.records, context.path_parts["id"], context.created)
+    file = find_uploaded_file(context.records, context.path_parts["id"], context.created)
     if file is None:
         raise UnknownRecord(f"No such File object: {excerpt(context.path_parts['id'])}.")
     return file

@@ -30,7 +30,7 @@ def read_main_task(rules: TeiRules, body: bytes, context: RequestContext) -> Rep
     """Read a request for the model's own task: vectors, also sparse ones, ranks, or classes. Raises BadRequest."""
     fields = decode_fields(body, rules.wording)
     if not context.labels:
-        return embed.read_features(rules, fields, context)
+        return embed.read_feature_extraction(rules, fields, context)
     if len(context.labels) == 1 and (rules.strict or not fields.has_value("inputs")):
         return predict.TeiRerankReply(rules, fields, context)
     return (predict.PredictReply if rules.strict else predict.TextClassificationReply)(rules, fields, context)
@@ -80,12 +80,12 @@ def _tei_dialect(rules: TeiRules) -> Dialect:
         retry_hints=not rules.strict,
         no_memory_body=NO_MEMORY_BODY,
         routes=(
-            _embed_route("/embed", embed.read_embed, rules, "embed"),
+            _embed_route("/embed", embed.read_tei_embed, rules, "embed"),
             _embed_route("/embed_all", embed.read_embed_all, rules, "token_embed"),
             _embed_route("/embed_sparse", embed.read_embed_sparse, rules, "embed_sparse"),
             _embed_route("/similarity", embed.read_similarity, rules, "embed", "embed_sparse"),
             _embed_route("/predict", predict.read_predict, rules, "classify"),
-            _embed_route("/rerank", predict.read_rerank, rules, "score", claims=("texts",)),
+            _embed_route("/rerank", predict.read_tei_rerank, rules, "score", claims=("texts",)),
             _encoder_route("/", read_main_task, rules),
             _encoder_route("/invocations", read_main_task, rules),
             *_openai_routes(rules),
@@ -93,8 +93,8 @@ def _tei_dialect(rules: TeiRules) -> Dialect:
                 "POST",
                 "/tokenize",
                 "tokenize",
-                reader=partial(tokens.read_tokenize, rules),
-                writer=tokens.write_tokens,
+                reader=partial(tokens.read_tei_tokenize, rules),
+                writer=tokens.write_tei_tokens,
                 claiming_members=("inputs",),
                 yields_unclaimed=True,
                 for_encoders=True,

@@ -29,7 +29,7 @@ SPARSE_NOT_NORMALIZED = "`normalize` is not available for SPLADE models"
 SPARSE_WITHOUT_TOKENS = "`embed_all` is not available for SPLADE models"
 
 
-def read_embed(rules: TeiRules, body: bytes, context: RequestContext) -> EmbedReply:
+def read_tei_embed(rules: TeiRules, body: bytes, context: RequestContext) -> EmbedReply:
     """Read a request for vectors. Raises BadRequest."""
     return EmbedReply(rules, decode_fields(body, rules.wording), context)
 
@@ -49,7 +49,7 @@ def read_similarity(rules: TeiRules, body: bytes, context: RequestContext) -> Si
     return SimilarityReply(rules, decode_fields(body, rules.wording), context)
 
 
-def read_features(rules: TeiRules, body: Fields, context: RequestContext) -> TeiEmbeddingReply:
+def read_feature_extraction(rules: TeiRules, body: Fields, context: RequestContext) -> TeiEmbeddingReply:
     """Read a body that clients of Hugging Face send to ``/``: texts, or sentences to compare unless strict. Raises
     BadRequest."""
     if not rules.strict and isinstance(body.raw_value("inputs"), dict):
@@ -99,7 +99,7 @@ class EmbedReply(TeiEmbeddingReply):
     """A request for one vector of each text."""
 
     def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
-        prompts = inputs.read_inputs(rules, body)
+        prompts = inputs.read_tei_inputs(rules, body)
         dimensions, normalize = _read_dimensions(body), body.boolean("normalize", True)
         _check_normalization(context, normalize=normalize)
         pooling = PoolingOptions(dimensions, normalize, inputs.read_prompt_name(body, prompts))
@@ -132,7 +132,7 @@ class EmbedAllReply(TeiEmbeddingReply):
     """A request for one vector of each token."""
 
     def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
-        prompts = inputs.read_inputs(rules, body)
+        prompts = inputs.read_tei_inputs(rules, body)
         prompt_name = inputs.read_prompt_name(body, prompts)
         pooling = PoolingOptions(normalize=False, prompt=prompt_name, task="token_embed")
         super().__init__(rules, body, context, prompts, pooling)
@@ -152,7 +152,7 @@ class SparseReply(TeiEmbeddingReply):
     """A request for the numbers that are not 0 of each text's vector."""
 
     def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
-        prompts = inputs.read_inputs(rules, body)
+        prompts = inputs.read_tei_inputs(rules, body)
         pooling = PoolingOptions(prompt=inputs.read_prompt_name(body, prompts), task="embed_sparse")
         super().__init__(rules, body, context, prompts, pooling)
 
@@ -204,7 +204,7 @@ class OpenAIEmbedReply(TeiEmbeddingReply):
     field_names: ClassVar[Mapping[str, str]] = {"prompt": "input"}
 
     def __init__(self, rules: TeiRules, body: Fields, context: RequestContext):
-        prompts = inputs.read_inputs(rules, body, "input")
+        prompts = inputs.read_tei_inputs(rules, body, "input")
         self._model = body.string("model", "", cap=256)
         self._encoding = body.string("encoding_format", "float", allowed=("float", "base64"))
         body.string("user", None)

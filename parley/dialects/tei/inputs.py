@@ -47,7 +47,7 @@ def check_batch_size(rules: TeiRules, size: int, name: str) -> None:
         raise BatchTooLarge(message, field=name)
 
 
-def read_inputs(rules: TeiRules, body: Fields, name: str = "inputs") -> list[Prompt]:
+def read_tei_inputs(rules: TeiRules, body: Fields, name: str = "inputs") -> list[Prompt]:
     """Return one text or its token ids, or a batch of both. Raises BadRequest."""
     value = body.raw_value(name)
     if value is None:

@@ -29,7 +29,7 @@ def read_predict(rules: TeiRules, body: bytes, context: RequestContext) -> Predi
     return PredictReply(rules, decode_fields(body, rules.wording), context)
 
 
-def read_rerank(rules: TeiRules, body: bytes, context: RequestContext) -> TeiRerankReply:
+def read_tei_rerank(rules: TeiRules, body: bytes, context: RequestContext) -> TeiRerankReply:
     """Read a rerank request. Raises BadRequest."""
     return TeiRerankReply(rules, decode_fields(body, rules.wording), context)
 

@@ -20,7 +20,7 @@ from parley.types import PoolingOptions, TextPrompt
 EMPTY_IDS_SENTENCE = "Input validation error: `input_ids` cannot be empty"
 
 
-def read_tokenize(rules: TeiRules, body: bytes, context: RequestContext) -> TokenizeRequest:
+def read_tei_tokenize(rules: TeiRules, body: bytes, context: RequestContext) -> TokenizeRequest:
     """Read one text or a batch of texts. Raises BadRequest."""
     fields = decode_fields(body, rules.wording)
     special = fields.boolean("add_special_tokens", True)
@@ -40,7 +40,7 @@ def read_tokenize(rules: TeiRules, body: bytes, context: RequestContext) -> Toke
     )
 
 
-def write_tokens(result: TokenizeResult) -> bytes:
+def write_tei_tokens(result: TokenizeResult) -> bytes:
     """Return the tokens of each text as JSON."""
     return encode_json([_describe_tokens(tokens_result) for tokens_result in (result, *result.further_results)])
 

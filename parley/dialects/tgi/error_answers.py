@@ -13,7 +13,7 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.reply import Answer
 from parley.dialects.tgi.answer_parts import tgi_event
 from parley.dialects.tgi.api_rules import STRICT_TGI_RULES, TgiRules
-from parley.dialects.tgi.images import media_sentence
+from parley.dialects.tgi.images import tgi_image_sentence
 from parley.errors import (
     BadMedia,
     BadRequest,
@@ -119,7 +119,7 @@ def _error_sentence(error: BadRequest) -> str:
     if isinstance(error, NoTokens):
         return "`inputs` cannot be empty"
     if isinstance(error, BadMedia):
-        return media_sentence(error)
+        return tgi_image_sentence(error)
     if not isinstance(error, ContextLength) or error.limit is None:
         return error.message
     if error.prompt is None:

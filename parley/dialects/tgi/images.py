@@ -70,7 +70,7 @@ def read_text_with_images(text: str, field: str, context: RequestContext) -> Tex
     return TextPrompt(prompt.text, media=prompt.media)
 
 
-def media_sentence(error: BadMedia) -> str:
+def tgi_image_sentence(error: BadMedia) -> str:
     """Return the sentence of an error about an image."""
     if error.reason == "too_large" and "size" in error.detail and "limit" in error.detail:
         return TOO_LARGE.format(error.detail["size"], error.detail["limit"])

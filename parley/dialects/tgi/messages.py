@@ -12,7 +12,7 @@ import msgspec
 
 from parley.dialects.fields import Fields
 from parley.dialects.openai.media_parts import TEXT_ONLY
-from parley.dialects.openai.messages import MessageRules, read_messages
+from parley.dialects.openai.messages import MessageRules, read_openai_messages
 from parley.dialects.openai.tools import MAX_TOOLS
 from parley.dialects.request_context import RequestContext
 from parley.dialects.tgi.images import TgiMediaReader
@@ -23,7 +23,7 @@ from parley.types import ChatPrompt, Message
 def read_tgi_conversation(body: Fields, context: RequestContext | None = None) -> ChatPrompt:
     """Read a conversation with its tools; without ``context``, only text is accepted. Raises BadRequest."""
     reader = TEXT_ONLY if context is None else TgiMediaReader(context)
-    messages = read_messages(body, MessageRules("", lenient_calls=True, media=reader))
+    messages = read_openai_messages(body, MessageRules("", lenient_calls=True, media=reader))
     schema_fields: dict[str, str] = {}
     tools, choice, only_tool = _read_tgi_tools(body, schema_fields)
     prompt = body.string("tool_prompt", None)

@@ -62,7 +62,7 @@ def server_metadata(body: bytes, context: RequestContext, facts: ServerFacts) ->
 
 def model_metadata_answer(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return the metadata of the path's model. Raises UnknownModel."""
-    return json_answer(model.describe_model(_card_of_path(context, facts).name))
+    return json_answer(model.describe_bridge_model(_card_of_path(context, facts).name))
 
 
 def model_config_answer(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
@@ -84,7 +84,7 @@ def model_statistics(body: bytes, context: RequestContext, facts: ServerFacts) -
     if not cards:
         raise InvalidValue(f"requested model {quote_name(name or '')} is not available")
     try:
-        versions.check_version(context.path_parts)
+        versions.check_model_version(context.path_parts)
     except UnknownModel:
         raise InvalidValue(f"requested model version is not available for model '{name}'") from None
     return json_answer({"model_stats": [_statistics_object(card.name, card.totals) for card in cards]})
@@ -237,7 +237,7 @@ def unregister_shared_memory(body: bytes, context: RequestContext, facts: Server
 
 def _card_of_path(context: RequestContext, facts: ServerFacts) -> ModelCard:
     name = context.path_parts["model"]
-    versions.check_version(context.path_parts)
+    versions.check_model_version(context.path_parts)
     for card in facts.cards:
         if card.name == name:
             return card

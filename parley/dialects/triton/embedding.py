@@ -16,7 +16,7 @@ EMBEDDING_INPUT = "embedding_request"
 MAX_SIZE = 2**31  # characters or ids; the limit of a body is lower
 
 
-def read_embedding_request(body: Fields, context: RequestContext) -> Request | None:
+def read_triton_embedding(body: Fields, context: RequestContext) -> Request | None:
     """Return the request for an embedding, or None if the body has none. Raises BadRequest."""
     if not body.string(EMBEDDING_INPUT, "", cap=MAX_SIZE):
         return None

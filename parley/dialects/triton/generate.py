@@ -118,7 +118,7 @@ def read_triton_generate(data: bytes, context: RequestContext, *, stream: bool, 
 
     Raises BadRequest, NotFound.
     """
-    versions.check_version(context.path_parts)
+    versions.check_model_version(context.path_parts)
     if strict and context.headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise InvalidValue(IDENTITY_ONLY)
     document = parse_document(data)

@@ -95,7 +95,7 @@ class InferReply(TritonReply):
 
 def read_triton_infer(body: bytes, context: RequestContext, *, strict: bool = False) -> InferReply:
     """Read an infer request. Raises BadRequest, NotFound."""
-    versions.check_version(context.path_parts)
+    versions.check_model_version(context.path_parts)
     size = _json_size(context.headers, len(body))
     if size == 0 and JSON_LENGTH_HEADER in context.headers:
         if strict:

@@ -111,7 +111,7 @@ INPUTS = {tensor.name: tensor for tensor in _INPUTS}
 OUTPUTS = {tensor.name: tensor for tensor in _OUTPUTS}
 
 
-def describe_model(name: str) -> dict[str, Any]:
+def describe_bridge_model(name: str) -> dict[str, Any]:
     """Return the model's metadata."""
     return {
         "name": name,

@@ -179,7 +179,7 @@ def read_triton_request(
     }
     if output_names is not None:
         outputs = output_names
-    if (embedding_request := embedding.read_embedding_request(body, context)) is not None:
+    if (embedding_request := embedding.read_triton_embedding(body, context)) is not None:
         if images:
             field = images[0].media.field
             raise Unsupported(f"'{field}': Embeddings of images are not available on this server.", field=field)

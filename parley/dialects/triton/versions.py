@@ -9,7 +9,7 @@ from parley.dialects.triton.model import MODEL_VERSION
 from parley.errors import InvalidValue, NotFound, UnknownModel
 
 
-def check_version(path: Mapping[str, str]) -> None:
+def check_model_version(path: Mapping[str, str]) -> None:
     """Raise NotFound, UnknownModel or InvalidValue if the path names another version."""
     version = path.get("version", MODEL_VERSION)
     if not (version.isascii() and version.isdigit()):

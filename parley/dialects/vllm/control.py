@@ -25,7 +25,7 @@ ADAPTER_NAME = re.compile(r"[\w.:/@-]{1,256}", re.ASCII)
 PLAIN_TEXT = b"text/plain; charset=utf-8"
 
 
-def answer_models(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+def answer_vllm_models(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return one card per name. As in the original, times and ids are new in each answer."""
     cards = [_vllm_model_object(card, number, context) for number, card in enumerate(facts.cards)]
     return json_answer({"object": "list", "data": cards})
@@ -108,7 +108,7 @@ def _vllm_model_object(card: ModelCard, number: int, context: RequestContext) ->
     }
 
 
-def read_invocation(body: bytes, context: RequestContext) -> Reply | Answer:
+def read_vllm_invocation(body: bytes, context: RequestContext) -> Reply | Answer:
     """Read a conversation, a plain prompt, or texts to embed, classify or compare, depending on the body and the model.
 
     Raises BadRequest.

@@ -59,28 +59,28 @@ class VllmRealtimeSession(SocketSession):
         try:
             event = decode_fields(data)
         except ParleyError:
-            return [write_error("Invalid JSON", "invalid_json")]
+            return [write_vllm_socket_error("Invalid JSON", "invalid_json")]
         try:
             return self._read_event(event)
         except ParleyError as error:
-            return [write_error(error.message, "processing_error")]
+            return [write_vllm_socket_error(error.message, "processing_error")]
 
     def _read_event(self, event: Fields) -> SocketRequest | list[bytes]:
         kind = event.raw_value("type")
         match kind:
             case "session.update":
                 if not event.has_value("model"):
-                    return [write_error("Missing required field: model", "invalid_event")]
+                    return [write_vllm_socket_error("Missing required field: model", "invalid_event")]
                 self._model = event.string("model", "", cap=MAX_MODEL_NAME)
             case "input_audio_buffer.append":
                 return self._append_audio(event)
             case "input_audio_buffer.commit":
                 if self._model is None:
-                    return [write_error(NOT_VALIDATED, "model_not_validated")]
+                    return [write_vllm_socket_error(NOT_VALIDATED, "model_not_validated")]
                 if event.boolean("final", False):
                     return UtteranceRequest("", self._buffer.commit_audio(SAMPLE_RATE), self._model)
             case _:
-                return [write_error(f"Unknown event type: {str(kind)[:60]}", "unknown_event")]
+                return [write_vllm_socket_error(f"Unknown event type: {str(kind)[:60]}", "unknown_event")]
         return []
 
     def _append_audio(self, event: Fields) -> list[bytes]:
@@ -88,7 +88,7 @@ class VllmRealtimeSession(SocketSession):
             self._buffer.append_audio(event.string("audio", "", cap=MAX_AUDIO_TEXT))
         except ParleyError as error:
             message = error.message if isinstance(error, TooLarge) else "Invalid audio data"
-            return [write_error(message, "invalid_audio")]
+            return [write_vllm_socket_error(message, "invalid_audio")]
         return []
 
     def count_earlier_bytes(self, request: SocketRequest) -> int:
@@ -108,7 +108,7 @@ class VllmRealtimeSession(SocketSession):
         """Return the event that refuses a request, whose audio is dropped."""
         assert isinstance(request, UtteranceRequest)
         request.audio.drop_audio()
-        return write_error(error.message, "processing_error")
+        return write_vllm_socket_error(error.message, "processing_error")
 
     def refuse_lane(self, request: SocketRequest) -> bytes:
         """Return the event that refuses a request because the only lane is in use."""
@@ -116,7 +116,7 @@ class VllmRealtimeSession(SocketSession):
 
     def render_expiry(self, lane: str) -> bytes:
         """Return the event that ends a connection after ``max_seconds``, or refuses a request then."""
-        return write_error(f"The session has lasted for {round(self.max_seconds / 60)} minutes, its limit.",
+        return write_vllm_socket_error(f"The session has lasted for {round(self.max_seconds / 60)} minutes, its limit.",
                            "session_expired")  # fmt: skip
 
 
@@ -137,13 +137,15 @@ class UtteranceAnswer(SocketAnswer):
 
     def _write_part(self, part: TranscriptPart) -> bytes:
         if part.error is not None:
-            return write_error(part.error["message"], ERROR_CODES.get(part.error.get("type", ""), "processing_error"))
+            return write_vllm_socket_error(
+                part.error["message"], ERROR_CODES.get(part.error.get("type", ""), "processing_error")
+            )
         if not part.done:
             return encode_json({"type": "transcription.delta", "delta": part.delta})
         done: dict[str, Any] = {"type": "transcription.done", "text": self._stream.text, "usage": part.usage}
         return encode_json(done)
 
 
-def write_error(message: str, code: str) -> bytes:
+def write_vllm_socket_error(message: str, code: str) -> bytes:
     """Return the event of an error."""
     return encode_json({"type": "error", "error": message, "code": code})

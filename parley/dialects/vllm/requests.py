@@ -184,7 +184,7 @@ def token_faults(body: Fields, max_tokens: int | None) -> Iterator[BadRequest]:
         yield parameter_error(sentence, "logit_bias", keys)
 
 
-def read_structured_outputs(body: Fields) -> Grammar | None:
+def read_vllm_grammar(body: Fields) -> Grammar | None:
     """Return the constraint in ``structured_outputs``, if there is one. Raises BadRequest."""
     fault = next(_constraint_faults(body.without_members({"response_format"})), None)
     if fault is not None:

@@ -22,7 +22,7 @@ from parley.dialects.openai.responses.members import LOGPROBS_INCLUDED
 from parley.dialects.openai.responses.reply import ResponsesReply
 from parley.dialects.openai.responses.response_object import ResponseObject, ResponseStatus, usage_object
 from parley.dialects.openai.responses.response_rules import ResponsesRules
-from parley.dialects.openai.responses.tools import ResponsesToolMembers, joined_name
+from parley.dialects.openai.responses.tools import ResponsesToolMembers, namespaced_name
 from parley.dialects.openai.tools import MAX_TOOLS
 from parley.dialects.reply import Answer
 from parley.dialects.request_context import RequestContext
@@ -164,7 +164,7 @@ def _declared_names(tools: Any) -> list[tuple[str, str]]:
         for member in inner if isinstance(inner, list) else [tool] if inner is None else ():
             if isinstance(member, dict) and isinstance(member.get("name"), str):
                 namespace = "" if member is tool else str(tool.get("name"))
-                names.append((joined_name(namespace, member["name"]), member["name"]))
+                names.append((namespaced_name(namespace, member["name"]), member["name"]))
     return names
 
 

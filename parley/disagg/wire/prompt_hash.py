@@ -90,11 +90,11 @@ class PromptHashes(msgspec.Struct):
             return None
         salt = [self.owner.encode()] if self.owner else []
         return ConversationHashes(
-            len(message_texts), hash_parts(salt + message_texts), hash_parts(salt + message_texts[:-2])
+            len(message_texts), hash_prompt_parts(salt + message_texts), hash_prompt_parts(salt + message_texts[:-2])
         )
 
 
-def hash_parts(parts: Iterable[bytes]) -> int:
+def hash_prompt_parts(parts: Iterable[bytes]) -> int:
     """Return a hash of 48 bits, which every JSON reader preserves. The length of each part is hashed as well."""
     digest = hashlib.blake2b(digest_size=6)
     for part in parts:

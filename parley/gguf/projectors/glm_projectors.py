@@ -78,7 +78,7 @@ def _glm_processor(file: ProjectorFile) -> dict[str, Any]:
     }
 
 
-def glm_variant(file: ProjectorFile) -> Projector | None:
+def glm_projector_variant(file: ProjectorFile) -> Projector | None:
     """Return the row of GLM-OCR for files whose queries have norms."""
     return GLM_OCR if file.has_tensor("v.blk.0.attn_q_norm.weight") else None
 
@@ -114,7 +114,7 @@ GLM_4_V = Projector(
     {f"{mark}_id": mark for mark in GLM_MARKS},
     _glm_4_encoder,
     _glm_processor,
-    variant=glm_variant,
+    variant=glm_projector_variant,
 )
 GLM_OCR = replace(
     GLM_4_V,

@@ -29,7 +29,7 @@ from parley.model.load.largest_step import measure_largest_step
 from parley.model.load.memory import (
     FEWER_BITS,
     CacheSizes,
-    free_memory,
+    free_device_memory,
     guard_allocation,
     plan_cache,
     refuse_large_weights,
@@ -269,7 +269,7 @@ def _plan_decoder_cache(settings: ParleySettings, plan: DecoderPlan, networks: L
     if networks.draft is not None:
         position_bytes += networks.draft.network.position_bytes(networks.draft.length)
     sizes = plan_cache(page_bytes, plan.device, plan.length, settings, state_bytes, position_bytes)
-    cache_bytes, free_bytes = sizes.pages * page_bytes, free_memory(plan.device)
+    cache_bytes, free_bytes = sizes.pages * page_bytes, free_device_memory(plan.device)
     if cache_bytes > free_bytes and plan.device.type == "cpu":  # Linux counts memory only when it is written
         log.warning(
             "The KV cache may grow to %d MiB, but only %d MiB of memory are free. The kernel may kill the engine when "

@@ -39,7 +39,7 @@ def guard_allocation(purpose: str, advice: str) -> Iterator[None]:
 def refuse_large_tensors(subject: str, size: int, device: torch.device, advice: str) -> None:
     """Raise LoadError if tensors of ``size`` bytes do not fit into free memory. ``subject``: their name in the message.
     ``advice``: what the operator can do besides ending other programs."""
-    free_bytes = free_memory(device)
+    free_bytes = free_device_memory(device)
     if size > free_bytes:
         raise LoadError(
             f"{subject} take {size >> 20} MiB, but only {free_bytes >> 20} MiB of memory are free. "
@@ -77,7 +77,7 @@ def plan_cache(
     memory of the cache. Raises LoadError.
     """
     useful = settings.max_batch * -(-length // PAGE_SIZE)
-    free_bytes = max(0, free_memory(device) - settings.set_aside)
+    free_bytes = max(0, free_device_memory(device) - settings.set_aside)
     budget = settings.kv_memory
     if budget is None:
         budget = int(free_bytes * KV_MEMORY_SHARE[device.type] * settings.kv_share)
@@ -133,14 +133,14 @@ def _divide_states(budget: int, useful_bytes: int, state_bytes: int, settings: P
 def staging_page_count(page_bytes: int, settings: ParleySettings) -> int:
     """Return how many pages of ``page_bytes`` bytes the staging buffer holds. Raises LoadError."""
     if settings.staging is None:
-        return max(1, free_memory(torch.device("cpu")) // STAGING_DIVISOR // page_bytes)
+        return max(1, free_device_memory(torch.device("cpu")) // STAGING_DIVISOR // page_bytes)
     if settings.staging < page_bytes:
         raise LoadError(f"kv_staging is {settings.staging} bytes, but one page of the KV cache takes {page_bytes}.")
     return settings.staging // page_bytes
 
 
-def free_memory(device: torch.device) -> int:
+def free_device_memory(device: torch.device) -> int:
     """Return the bytes of memory of ``device`` that this process may still allocate."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return control_groups.free_memory()
+    return control_groups.free_host_memory()

@@ -70,7 +70,7 @@ def load_transformers(
         )
         return loaded
 
-    model = read_model(config, load_weights)
+    model = read_transformers_model(config, load_weights)
     del checkpoint
     progress(0.6)
     try:
@@ -92,7 +92,7 @@ def load_transformers(
     return network
 
 
-def read_model(
+def read_transformers_model(
     config: PreTrainedConfig, load: Callable[..., tuple[PreTrainedModel, dict[str, Any]]]
 ) -> PreTrainedModel:
     """Return the model that ``load`` makes of an Auto class and options, with Transformers' loading info.

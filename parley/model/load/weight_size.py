@@ -7,7 +7,7 @@ forms as in loading: which weights stay quantized and which become plain numbers
 from __future__ import annotations
 
 from parley.model.load.decoder_weights import DecoderWeights
-from parley.model.load.memory import free_memory, refuse_large_weights
+from parley.model.load.memory import free_device_memory, refuse_large_weights
 from parley.model.load.meta_values import META, MetaValues
 from parley.model.load.tensor_bytes import tensor_bytes
 
@@ -19,7 +19,7 @@ def refuse_weights_beyond_memory(weights: DecoderWeights) -> None:
 
     Measuring makes torch import a second's worth of modules, so weights that fit in any form are not measured.
     """
-    if max_weight_bytes(weights) > free_memory(weights.device):
+    if max_weight_bytes(weights) > free_device_memory(weights.device):
         plan_weights(weights)
 
 

@@ -15,7 +15,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 
 from parley.model.checkpoint.files import Checkpoint
 from parley.model.load.meta_values import META, MetaValues
-from parley.model.load.transformers import read_model, read_supported_config
+from parley.model.load.transformers import read_supported_config, read_transformers_model
 from parley.model.load.transformers_network import TransformersNetwork, build_network
 
 
@@ -47,4 +47,4 @@ def build_weightless(folder: Path, checkpoint: Checkpoint, dtype: torch.dtype, m
         return model, info
 
     with MetaValues():  # type: ignore[no-untyped-call]
-        return build_network(read_model(config, load_shapes), max_len)
+        return build_network(read_transformers_model(config, load_shapes), max_len)

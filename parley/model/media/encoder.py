@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from parley.model.media.feature_file import EncoderError, read_features
+from parley.model.media.feature_file import EncoderError, read_feature_file
 from parley.model.media_embeddings import EncodedItem
 from parley.types import MediaItem, MediaKind
 
@@ -75,7 +75,7 @@ class TransformersEncoder:
         """Return the embeddings of an item. Raises EncoderError, and exceptions of ``between_blocks``."""
         if item.features is None:
             raise EncoderError(f"The {item.kind} has no processed features.")
-        features = read_features(item.features, item.digest, self.dtype, self.device)
+        features = read_feature_file(item.features, item.digest, self.dtype, self.device)
         if "embeddings" in features:  # the client has computed them
             encoded = EncodedItem(features["embeddings"], list(features.get("deep_embeddings", ())))
         else:

@@ -20,7 +20,7 @@ class EncoderError(Exception):
     """An item cannot be encoded. The message is a sentence for users, without paths."""
 
 
-def read_features(
+def read_feature_file(
     features: FeatureFile, digest: bytes, dtype: torch.dtype, device: torch.device
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a feature file by name, the floating ones rounded to ``dtype``. Raises EncoderError.

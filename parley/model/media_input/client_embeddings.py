@@ -18,7 +18,9 @@ FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_ROWS = 1 << 17
 
 
-def read_embeddings(data: bytes, hidden: int, deep_layers: int, grid_name: str | None) -> dict[str, torch.Tensor]:
+def read_client_embeddings(
+    data: bytes, hidden: int, deep_layers: int, grid_name: str | None
+) -> dict[str, torch.Tensor]:
     """Return a client's embeddings as the engine reads them: ``embeddings`` [n, hidden], and ``deep_embeddings``
     [layers, n, hidden] if the model has such layers. ``grid_name``: of the grid that must come with them, if any.
 

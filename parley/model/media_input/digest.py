@@ -25,7 +25,7 @@ PROCESSOR_FILES = (
 PACKAGES = ("transformers", "torch", "torchvision", "pillow", "av", "num2words")
 
 
-def hash_parts(parts: Iterable[bytes]) -> bytes:
+def hash_item_parts(parts: Iterable[bytes]) -> bytes:
     """Return the SHA-256 of parts, each with its length before it."""
     state = hashlib.sha256()
     for part in parts:
@@ -39,13 +39,13 @@ def processor_fingerprint(folder: Path) -> bytes:
     files = [(folder / name).read_bytes() if (folder / name).is_file() else b"" for name in PROCESSOR_FILES]
     versions = [f"{name} {_package_version(name)}" for name in PACKAGES]
     versions += [f"{name} {number}" for name, number in sorted(_decoder_versions().items())]
-    return hash_parts([*files, *(version.encode() for version in versions)])
+    return hash_item_parts([*files, *(version.encode() for version in versions)])
 
 
 def item_digest(kind: str, form: str, data: bytes, options: dict[str, Any], fingerprint: bytes) -> bytes:
     """Return the digest of an item. ``data``: its encoded bytes; ``options``: all that change the result."""
     written = json.dumps(options, sort_keys=True, separators=(",", ":"))
-    return hash_parts([kind.encode(), form.encode(), data, written.encode(), fingerprint])
+    return hash_item_parts([kind.encode(), form.encode(), data, written.encode(), fingerprint])
 
 
 def _decoder_versions() -> dict[str, tuple[int, ...]]:

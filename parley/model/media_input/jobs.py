@@ -78,7 +78,7 @@ class MediaJobs(Generic[ProcessedT]):
             return MediaRefused("takes too much memory to decode", "too_slow")
 
     def _process_media(self, job: MediaJobRequest) -> MediaJobResult:
-        data = read_file(job.source)
+        data = read_job_source(job.source)
         if job.form in ("base64", "base64_embeddings"):
             data = decode_base64(data)
         options = {"small": job.is_small, "loading": job.loading_options, "processor": job.processor_options}
@@ -128,7 +128,7 @@ def check_loading_options(options: dict[str, Any], allowed_names: frozenset[str]
             raise UnusableMedia("cannot be loaded with this fps: a number above 0 and up to 1000", "refused_by_model")
 
 
-def read_file(file: FeatureFile) -> bytes:
+def read_job_source(file: FeatureFile) -> bytes:
     """Return the content of a file in another process's memory."""
     return Path(f"/proc/{file.pid}/fd/{file.fd}").read_bytes()
 

@@ -23,7 +23,7 @@ from PIL import Image
 
 import parley.model.load  # noqa: F401  (lets Transformers import torchvision)
 from parley.model.media_input.blip2 import Blip2Processor
-from parley.model.media_input.client_embeddings import read_embeddings
+from parley.model.media_input.client_embeddings import read_client_embeddings
 from parley.model.media_input.client_options import SAMPLING_OPTIONS, check_options, equal_distances, processor_refusal
 from parley.model.media_input.digest import processor_fingerprint
 from parley.model.media_input.granite_speech import GraniteSpeechProcessor
@@ -168,7 +168,7 @@ class ItemProcessor:
             raise UnusableMedia("cannot be given as embeddings: their positions depend on the image", "bad_embeddings")
         grid_name = f"{kind}_grid_thw" if self._has_grids(kind) else None
         deep_layers = self._deep_layers if kind != "audio" else 0
-        tensors = read_embeddings(data, self._hidden, deep_layers, grid_name)
+        tensors = read_client_embeddings(data, self._hidden, deep_layers, grid_name)
         sample = self._process_sample(kind).replacement
         placeholder = self._placeholder(kind)
         if len(_find_runs(sample, placeholder)) != 1 or self._other_placeholders(kind):

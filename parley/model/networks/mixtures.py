@@ -64,7 +64,7 @@ def sparse_steps(fields: Mapping[str, Any], layer: int) -> bool:
     return layer not in (fields["mlp_only_layers"] or ()) and (layer + 1) % (fields["decoder_sparse_step"] or 1) == 0
 
 
-def flint_layers(fields: Mapping[str, Any], layer: int) -> bool:
+def flint_layer_mixtures(fields: Mapping[str, Any], layer: int) -> bool:
     """Whether a layer has a mixture: as ``sparse_steps``, or if no layers are listed, all but the first two."""
     return sparse_steps({**fields, "mlp_only_layers": (0, 1)} if fields["mlp_only_layers"] is None else fields, layer)
 
@@ -318,7 +318,7 @@ QWEN3_MIXTURE = MixtureFamily((*_both_layouts(MixtureNames()), _gguf_layout(Mixt
 MELLUM_MIXTURE = replace(OLMOE_MIXTURE, has_mixture=sparse_or_all)
 FLINT_MIXTURE = MixtureFamily(
     _both_layouts(MixtureNames()),
-    has_mixture=flint_layers,
+    has_mixture=flint_layer_mixtures,
     is_sigmoid=True,
     shared=1,
 )

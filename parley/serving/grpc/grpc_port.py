@@ -104,7 +104,7 @@ class TritonGrpcPort:
         probes = {
             "Check": unary(
                 self._method_entry(
-                    health, "Check", partial(self._answer_info, control.check_health, control.HEALTH_REQUEST)
+                    health, "Check", partial(self._answer_info, control.answer_health_check, control.HEALTH_REQUEST)
                 )
             ),
             "Watch": server_streaming(self._method_entry(health, "Watch", self._watch_health)),
@@ -166,7 +166,7 @@ class TritonGrpcPort:
         message = await _parse_message(control.HEALTH_REQUEST, data)
 
         async def current_health() -> ProtoMessage:
-            return control.check_health(
+            return control.answer_health_check(
                 message, call.request_context(self._registry.main_model, {}), self._registry.server_facts()
             )
 

@@ -56,7 +56,7 @@ def find_file_limit() -> int:
     return sys.maxsize if available == resource.RLIM_INFINITY else available // 16
 
 
-def read_features(feature_file: FeatureFile) -> bytes:
+def read_memory_file(feature_file: FeatureFile) -> bytes:
     """Return the content of a memory file of this process. Raises OSError if it has been closed."""
     return os.pread(feature_file.fd, feature_file.size, 0)
 

@@ -17,7 +17,7 @@ from starlette.types import Message, Scope
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from parley.web.framing.http2_head import CONNECTION_FIELDS, HeaderFields
-from parley.web.http_cycle import CHUNK_PER_EVENT, HttpCycle, split_events
+from parley.web.http_cycle import CHUNK_PER_EVENT, HttpCycle, split_written_events
 
 LOW_WATER_LIMIT = HIGH_WATER_LIMIT // 4  # unsent bytes of a response; with fewer, its application continues
 MIN_READ_BYTES = HIGH_WATER_LIMIT  # bytes of a response that a client has to take in each ``write_timeout``
@@ -261,7 +261,7 @@ class Http2Cycle(HttpCycle):
             headers, self._headers = self._headers, None
             stream.send_headers(headers, last=last and not data)
         if data and self._chunk_per_event:
-            *events, data = split_events(data)
+            *events, data = split_written_events(data)
             for event in events:
                 stream.write(event)
         if last:

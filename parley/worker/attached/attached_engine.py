@@ -33,9 +33,9 @@ from parley.worker.attached.server_facts import (
     AttachedServerFacts,
     AttachRefused,
     ask_metrics,
-    check_health,
+    check_server_health,
     choose_card,
-    describe_model,
+    describe_attached_model,
     list_adapters,
     read_cards,
     read_facts,
@@ -141,7 +141,7 @@ class AttachedEngine(MessagePageTransfer):
             logging.WARNING if self.info is not None else logging.INFO,
             "%s: %s answers: vLLM %s with %s.", self.name, self.settings.url, facts.version, facts.card.id,
         )  # fmt: skip
-        self._become_ready(describe_model(facts, self.settings))
+        self._become_ready(describe_attached_model(facts, self.settings))
 
     def _detach_server(self, reason: str) -> None:
         """Fail all requests because the server is away, or has changed. The log says it once."""
@@ -174,14 +174,14 @@ class AttachedEngine(MessagePageTransfer):
 
         Raises ServerAway, AttachRefused.
         """
-        await check_health(self._calls)
+        await check_server_health(self._calls)
         cards = await read_cards(self._calls, self.settings)
         card = choose_card(cards, self.settings, self.name)
         if card != self._facts.card:
             raise AttachRefused(f"{self.settings.url} serves another model than before: {card.id}.")
         if (adapters := list_adapters(cards, card)) != self._facts.adapters:
             self._facts = self._client.facts = replace(self._facts, adapters=adapters)
-            self._publish_info(describe_model(self._facts, self.settings))
+            self._publish_info(describe_attached_model(self._facts, self.settings))
         self._totals.record_server(await ask_metrics(self._calls))
         self._loop.report_statistics()
 

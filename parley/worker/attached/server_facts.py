@@ -20,7 +20,7 @@ from parley.text.tokens.json_files import BadTokenizer, read_json_object
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import Arena, AttachedSettings, EngineBound, EngineFeature, ModelInfo
 from parley.worker.attached.server_calls import ServerAway, ServerCalls
-from parley.worker.attached.server_metrics import ServerMetrics, read_metrics
+from parley.worker.attached.server_metrics import ServerMetrics, read_server_metrics
 from parley.worker.attached.token_answers import PoolingAnswer, ServerUsage
 from parley.worker.vllm.capabilities import BOUNDS, vllm_features
 from parley.worker.vllm.page_moves import KEEP_PAGES
@@ -103,7 +103,7 @@ class AttachedServerFacts:
 
 async def read_facts(calls: ServerCalls, settings: AttachedSettings, name: str) -> AttachedServerFacts:
     """Return the facts that the server reports. ``name``: the model's name here. Raises AttachRefused, ServerAway."""
-    await check_health(calls)
+    await check_server_health(calls)
     version = await _read_version(calls, settings)
     cards = await read_cards(calls, settings)
     card = choose_card(cards, settings, name)
@@ -139,7 +139,7 @@ async def read_facts(calls: ServerCalls, settings: AttachedSettings, name: str) 
     )
 
 
-async def check_health(calls: ServerCalls) -> None:
+async def check_server_health(calls: ServerCalls) -> None:
     """Check that the server says that it is healthy. Raises ServerAway."""
     health = await calls.get("/health")
     if health.status != 200:
@@ -184,7 +184,7 @@ def choose_card(cards: list[AttachedModelCard], settings: AttachedSettings, name
     return card
 
 
-def describe_model(facts: AttachedServerFacts, settings: AttachedSettings) -> ModelInfo:
+def describe_attached_model(facts: AttachedServerFacts, settings: AttachedSettings) -> ModelInfo:
     """Describe the model to the API process. Sizes that only the server knows are 0."""
     config = read_json_object(Path(settings.model) / "config.json")
     architectures = config.get("architectures")
@@ -237,7 +237,7 @@ def attached_bounds(max_logprobs: int, vocab_size: int, end_tokens: int) -> dict
 async def ask_metrics(calls: ServerCalls) -> ServerMetrics:
     """Return the server's metrics; zeros if it has none. Raises ServerAway."""
     answer = await calls.get("/metrics")
-    return read_metrics(answer.body if answer.status == 200 else b"")
+    return read_server_metrics(answer.body if answer.status == 200 else b"")
 
 
 def error_text(status: int, body: bytes) -> str:

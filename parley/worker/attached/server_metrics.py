@@ -32,7 +32,7 @@ class ServerMetrics(NamedTuple):
     spec_decoding_stats: None = None
 
 
-def read_metrics(page: bytes) -> ServerMetrics:
+def read_server_metrics(page: bytes) -> ServerMetrics:
     """Return the metrics in a page. Those that the page lacks are 0."""
     values: dict[str, list[float]] = {}
     sizes: list[tuple[int, int]] = []

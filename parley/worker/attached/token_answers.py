@@ -127,7 +127,7 @@ def write_choice(
     return body
 
 
-def read_answer(choice_id: str, request: EngineRequest, answer: TokenAnswer) -> ChoiceOutput | None:
+def read_choice_output(choice_id: str, request: EngineRequest, answer: TokenAnswer) -> ChoiceOutput | None:
     """Return the output in an answer to a request for one choice; None if it has nothing new."""
     if not answer.choices:
         return None

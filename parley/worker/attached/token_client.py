@@ -21,7 +21,7 @@ from parley.worker.attached.server_facts import GENERATE_PATH, POOLING_PATH, Att
 from parley.worker.attached.token_answers import (
     PoolingAnswer,
     TokenAnswer,
-    read_answer,
+    read_choice_output,
     read_vector_answer,
     write_choice,
     write_pooling,
@@ -213,7 +213,7 @@ class ChoiceExchange:
                 output = read_vector_answer(self._choice_id, _VECTOR_DECODER.decode(event))
             else:
                 answer = _ANSWER_DECODER.decode(event)
-                output = read_answer(self._choice_id, self._request, answer)
+                output = read_choice_output(self._choice_id, self._request, answer)
         except (msgspec.DecodeError, ValueError):
             self._refuse_answer("its answer could not be read")
             return

@@ -17,7 +17,7 @@ from parley.core.beam_search.beam import BeamSearch
 from parley.core.beam_search.beam_searches import BeamSearches
 from parley.core.sequence import BeamCandidate, Sequence, SequenceStatus
 from parley.types import EngineFinishReason, EngineOutput, EngineRequest, SamplingOptions, TokenCost, TokenScore
-from parley.worker.vllm.outputs.output_reader import read_scores
+from parley.worker.vllm.outputs.output_reader import read_token_scores
 
 GREEDY = SamplingOptions(temperature=0.0)
 NO_CANDIDATES = "vLLM returned no candidates for a beam."
@@ -138,7 +138,7 @@ def read_candidates(beam: Sequence, raw: Any) -> list[BeamCandidate]:
         return []
     token_ids, logprobs = raw.new_logprobs[0].tolist()[0][1:], raw.new_logprobs[1].tolist()[0][1:]
     excluded = beam.stop_token_ids if beam.output_length < request.min_tokens else frozenset()
-    top = read_scores(raw.new_logprobs, request.logprobs)[0] if request.logprobs >= 0 else None
+    top = read_token_scores(raw.new_logprobs, request.logprobs)[0] if request.logprobs >= 0 else None
     return [
         BeamCandidate(token, logprob, TokenScore(logprob, rank, top.top_ids, top.top_logprobs) if top else None)
         for rank, (token, logprob) in enumerate(zip(token_ids, logprobs, strict=True), 1)

@@ -87,7 +87,7 @@ def run_host(descriptor: int) -> None:
     if settings.kv_memory is not None:
         os.environ.pop(CPU_CACHE_VARIABLE, None)
     try:
-        llm = load_model(settings)
+        llm = load_vllm(settings)
     except Exception as error:
         loading.send(EngineFatal(explain_failure(error, tree_log.cause)))
         end_group()
@@ -128,7 +128,7 @@ class LoadingReporter:
         self.send(Heartbeat())
 
 
-def load_model(settings: VLLMSettings) -> AsyncLLM:
+def load_vllm(settings: VLLMSettings) -> AsyncLLM:
     """Start vLLM; importing it alone takes seconds. Raises any exception of vLLM."""
     from parley.worker.vllm.vllm_client import start_vllm
 

@@ -42,7 +42,7 @@ from parley.worker.vllm.connector import (
     listen_for_pages,
 )
 from parley.worker.vllm.logits_plugin import plugin_names
-from parley.worker.vllm.media.item_features import locate_placeholder, read_features
+from parley.worker.vllm.media.item_features import locate_placeholder, read_item_features
 from parley.worker.vllm.requests.continuation import Continuation
 from parley.worker.vllm.requests.engine_args import engine_arguments
 from parley.worker.vllm.requests.sampling_fields import ChoiceFields, translate_choice, translate_pooling
@@ -249,7 +249,7 @@ class VLLMClient:
         config = self._llm.vllm_config
         model, cache = config.model_config, config.cache_config
         generates = "generate" in self._tasks
-        parameters, weights_bytes = measure_weights(Path(settings.model))
+        parameters, weights_bytes = measure_weight_files(Path(settings.model))
         media_counts = self._media_counts(settings)
         return ModelInfo(
             architecture=model.architecture,
@@ -310,7 +310,7 @@ def engine_prompt(token_ids: list[int], request: EngineRequest) -> Any:
     hashes: dict[str, list[str]] = {}
     placeholder_ranges: dict[str, list[PlaceholderRange]] = {}
     for item in request.media:
-        features = read_features(item)
+        features = read_item_features(item)
         start, length, embedded = locate_placeholder(item, features, token_ids)
         mask = None if embedded is None else torch.tensor(embedded)
         items.setdefault(item.kind, []).append(_item_decoder.decode(features.content))
@@ -337,7 +337,7 @@ def sampling_params(fields: ChoiceFields, *, streams: bool = False) -> SamplingP
     return SamplingParams(**members, structured_outputs=grammar, detokenize=False, skip_clone=True, output_kind=kind)
 
 
-def measure_weights(folder: Path) -> tuple[int, int]:
+def measure_weight_files(folder: Path) -> tuple[int, int]:
     """Return the number of parameters and of bytes in a folder's safetensors files, whose headers are JSON."""
     parameters = size = 0
     for file in folder.glob("*.safetensors"):

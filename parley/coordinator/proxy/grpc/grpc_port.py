@@ -52,7 +52,7 @@ FORWARDED_METHODS = frozenset(f"{SERVICE_PATH}/{name}" for name in methods.GRPC_
 PROBE_HANDLERS = {
     f"{SERVICE_PATH}/ServerLive": (methods.server_live, methods.request_class("ServerLive")),
     f"{SERVICE_PATH}/ServerReady": (methods.server_ready, methods.request_class("ServerReady")),
-    "/grpc.health.v1.Health/Check": (methods.check_health, methods.HEALTH_REQUEST),
+    "/grpc.health.v1.Health/Check": (methods.answer_health_check, methods.HEALTH_REQUEST),
 }
 WATCH_METHOD = "/grpc.health.v1.Health/Watch"
 NO_PASSTHROUGH = "This coordinator checks API keys, so it passes no calls on to servers other than parley. Use HTTP."
@@ -184,7 +184,7 @@ class CoordinatorGrpcPort:
         message = await _parse_message(methods.HEALTH_REQUEST, data)
 
         async def current_health() -> ProtoMessage:
-            return methods.check_health(message, RequestContext("", 0, ""), await self._cluster_facts(headers))
+            return methods.answer_health_check(message, RequestContext("", 0, ""), await self._cluster_facts(headers))
 
         with self._idle_calls.hold_call():
             await watch_health(current_health, context.write)

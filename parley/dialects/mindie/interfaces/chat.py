@@ -39,7 +39,7 @@ class MindieChatReply(MindieOpenAIReply):
     """A reply to one conversation, as a stream of events or in one piece."""
 
     def __init__(self, rules: MindieRules, body: Fields, context: RequestContext):
-        self.model_name = openai.read_model_name(body, rules)
+        self.model_name = openai.read_mindie_model_name(body, rules)
         chat, budget = messages.read_mindie_conversation(body, rules, context)
         interface = (parameters.CHAT_TABLE if rules.vllm else parameters.NATIVE_CHAT_TABLE).under_rules(rules)
         values = parameters.read_mindie_parameters(body, interface)

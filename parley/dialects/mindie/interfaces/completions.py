@@ -56,7 +56,7 @@ class MindieCompletionReply(MindieOpenAIReply):
     unknown_model_text = "Not found given model, please check modelName in config file."
 
     def __init__(self, rules: MindieRules, body: Fields, context: RequestContext):
-        self.model_name = openai.read_model_name(body, rules)
+        self.model_name = openai.read_mindie_model_name(body, rules)
         prompts = _read_completion_prompts(body, rules)
         interface = parameters.COMPLETIONS_TABLE.under_rules(rules)
         values = parameters.read_mindie_parameters(body, interface)

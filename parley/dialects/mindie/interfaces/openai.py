@@ -103,7 +103,7 @@ def token_times(costs: Sequence[TokenCost]) -> dict[str, Any]:
     }
 
 
-def read_model_name(body: Fields, rules: MindieRules) -> str:
+def read_mindie_model_name(body: Fields, rules: MindieRules) -> str:
     """Return the body's model name. Raises BadRequest."""
     value = body.raw_value("model")
     if value is None:

@@ -100,7 +100,7 @@ def read_prompt_parts(
         raise body.member_error(prompt_input.name, prompt_input.missing)
     parts: list[str | Media]
     if isinstance(value, list):
-        parts = read_content_parts(body, prompt_input, value, context.media_limits, request_id)
+        parts = read_mindie_parts(body, prompt_input, value, context.media_limits, request_id)
     elif isinstance(value, str):
         parts = [value]
     else:
@@ -113,7 +113,7 @@ def read_prompt_parts(
     return parts
 
 
-def read_content_parts(
+def read_mindie_parts(
     body: Fields, prompt_input: PromptInput, value: list[Any], limits: Mapping[MediaKind, int], request_id: str = ""
 ) -> list[str | Media]:
     """Return the texts and items of a list of parts; ``limits``: as in RequestContext. Raises BadRequest."""

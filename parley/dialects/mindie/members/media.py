@@ -120,7 +120,7 @@ class MediaPartReader:
         return self.body.member_error(self.member, SENTENCE_PREFIX + sentence)
 
 
-def media_sentence(error: BadMedia) -> str:
+def mindie_media_sentence(error: BadMedia) -> str:
     """Return the sentence of an error about an item."""
     return SENTENCE_PREFIX + _fault_sentence(error)
 

@@ -108,7 +108,7 @@ def _read_mindie_content(
         raise turn.member_error("content", CONTENT_INPUT.missing)
     media: list[PlacedMedia] = []
     if isinstance(value, list):
-        value, media = interleave_parts(inputs.read_content_parts(turn, CONTENT_INPUT, value, limits))
+        value, media = interleave_parts(inputs.read_mindie_parts(turn, CONTENT_INPUT, value, limits))
     elif not isinstance(value, str):
         assistant = 'Request param "content" arguments expected to be a string'
         raise turn.member_error("content", assistant if role == "assistant" else CONTENT_INPUT.wrong_type)

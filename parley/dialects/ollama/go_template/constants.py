@@ -27,7 +27,7 @@ def read_character(text: str) -> int:
     return ord(character)
 
 
-def read_number(text: str) -> int | float:
+def read_go_number(text: str) -> int | float:
     """Return a number. Raises ValueError."""
     if len(text) > MAX_DIGITS:
         raise ValueError

@@ -29,7 +29,7 @@ def compare_any(first: Any, *others: Any) -> bool:
     return any(are_equal(first, other) for other in others)
 
 
-def measure(value: Any) -> int:
+def go_length(value: Any) -> int:
     """Return the number of items of a slice or map, or the bytes of a text."""
     if isinstance(value, str):
         return len(value.encode(errors="replace"))
@@ -104,11 +104,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "le": lambda first, second: is_less(first, second) or are_equal(first, second),
     "gt": lambda first, second: is_less(second, first),
     "ge": lambda first, second: is_less(second, first) or are_equal(first, second),
-    "len": measure,
+    "len": go_length,
     "index": take_item,
     "slice": cut_slice,
     "print": lambda *values: printing.print_values(values),
-    "println": lambda *values: printing.print_line(values),
+    "println": lambda *values: printing.print_go_values(values),
     "printf": format_text,
     "json": write_json,
     "currentDate": date_of_today,

@@ -297,7 +297,7 @@ class _Parser:
                 case "character":
                     return constants.read_character(token.text)
                 case "number":
-                    return constants.read_number(token.text)
+                    return constants.read_go_number(token.text)
         except (ValueError, OverflowError):
             self._raise_error(f"bad constant {token.text[:40]}")
         self._raise_error(f"unexpected {_quote_token(token)} in operand")

@@ -26,7 +26,7 @@ def print_values(values: Sequence[Any]) -> str:
     return "".join(pieces)
 
 
-def print_line(values: Sequence[Any]) -> str:
+def print_go_values(values: Sequence[Any]) -> str:
     """Return values with blanks between them, and a line break."""
     return " ".join(write_value(value) for value in values) + "\n"
 

@@ -184,7 +184,7 @@ class OpenAIBatch(BatchJob):
         return {"total": total, "completed": len(self._succeeded), "failed": len(self._failed)}
 
 
-def restore_batch(records: TenantRecords, record_name: str, expiry: int | None) -> OpenAIBatch | None:
+def restore_openai_batch(records: TenantRecords, record_name: str, expiry: int | None) -> OpenAIBatch | None:
     """Return a batch of a server that has ended, None if it has ended itself."""
     data = records.find_record(record_name)
     batch = None if data is None else msgspec.json.decode(data, type=BatchObject)

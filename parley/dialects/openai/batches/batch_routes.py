@@ -20,19 +20,19 @@ from parley.dialects.openai.batches.batch import (
 )
 from parley.dialects.openai.batches.batch_input import ENDPOINTS
 from parley.dialects.openai.metadata import read_metadata
-from parley.dialects.openai.uploaded_files import find_file, read_expiry
+from parley.dialects.openai.uploaded_files import find_uploaded_file, read_expiry
 from parley.dialects.reply import Answer
 from parley.dialects.request_context import RequestContext
 from parley.errors import BadRequest, InvalidValue, ObjectConflict, UnknownRecord, Unsupported, excerpt
 
-__all__ = ["BATCHES_PATH", "cancel_batch", "create_batch", "list_batches", "read_batch"]
+__all__ = ["BATCHES_PATH", "answer_openai_batch", "cancel_openai_batch", "create_openai_batch", "list_openai_batches"]
 
 WINDOWS = ("24h",)
 INPUT_PURPOSE = "batch"
 TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
 
-def create_batch(body: bytes, context: RequestContext) -> OpenAIBatch:
+def create_openai_batch(body: bytes, context: RequestContext) -> OpenAIBatch:
     """Create a batch. Raises BadRequest."""
     fields = decode_fields(body)
     if not context.records.are_kept:
@@ -45,7 +45,7 @@ def create_batch(body: bytes, context: RequestContext) -> OpenAIBatch:
     window = fields.string("completion_window", "", allowed=WINDOWS)
     expiry = read_expiry(fields, "output_expires_after")
     metadata = read_metadata(fields)
-    file = find_file(context.records, file_id, context.created)
+    file = find_uploaded_file(context.records, file_id, context.created)
     if file is None:
         raise InvalidValue(f"Invalid 'input_file_id': there is no file {excerpt(file_id)}.", field="input_file_id")
     if file["purpose"] != INPUT_PURPOSE:
@@ -70,12 +70,12 @@ def create_batch(body: bytes, context: RequestContext) -> OpenAIBatch:
     return OpenAIBatch(context.records, batch, expiry)
 
 
-def read_batch(body: bytes, context: RequestContext) -> Answer:
+def answer_openai_batch(body: bytes, context: RequestContext) -> Answer:
     """Return a batch. Raises UnknownRecord."""
     return json_answer(_load_batch(context))
 
 
-def cancel_batch(body: bytes, context: RequestContext) -> Answer:
+def cancel_openai_batch(body: bytes, context: RequestContext) -> Answer:
     """Stop a batch. Raises UnknownRecord, ObjectConflict, BadRequest."""
     batch = _load_batch(context)
     if batch["status"] == "cancelling":
@@ -103,7 +103,7 @@ def _check_running(batch: BatchObject) -> None:
         raise ObjectConflict(f"Cannot cancel a batch with status '{batch['status']}'.")
 
 
-def list_batches(body: bytes, context: RequestContext) -> Answer:
+def list_openai_batches(body: bytes, context: RequestContext) -> Answer:
     """List batches, the newest first. Raises BadRequest."""
     list_query = object_lists.read_list_query(object_lists.read_query(context))
     after = None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from parley.dialects.openai.realtime.other_transports import UNSERVED_PATHS, refuse_call, refuse_secret
+from parley.dialects.openai.realtime.other_transports import UNSERVED_PATHS, refuse_realtime_call, refuse_secret
 from parley.dialects.openai.realtime.session import RealtimeSession
 from parley.dialects.route import Route
 
 ROUTES = (
     Route("GET", "/v1/realtime", "socket", reader=RealtimeSession),
     *(
-        Route("POST", path, "info", reader=refuse_call if "/calls" in path else refuse_secret)
+        Route("POST", path, "info", reader=refuse_realtime_call if "/calls" in path else refuse_secret)
         for path in UNSERVED_PATHS
     ),
 )

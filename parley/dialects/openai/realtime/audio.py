@@ -56,7 +56,7 @@ class AudioBuffer:
 
     def append_audio(self, text: str) -> None:
         """Keep audio in base64. Raises InvalidValue, TooLarge."""
-        data = decode_audio(text, "audio")
+        data = decode_realtime_audio(text, "audio")
         if self.size + len(data) > MAX_AUDIO_BYTES:
             message = f"The audio buffer holds at most {MAX_AUDIO_BYTES} bytes; commit it first."
             raise TooLarge(message, size=self.size + len(data), limit=MAX_AUDIO_BYTES)
@@ -76,7 +76,7 @@ class AudioBuffer:
         return committed
 
 
-def decode_audio(text: str, field: str) -> bytes:
+def decode_realtime_audio(text: str, field: str) -> bytes:
     """Return audio in base64. ``field``: its position in the message. Raises InvalidValue."""
     try:
         data = base64.b64decode(text, validate=True)

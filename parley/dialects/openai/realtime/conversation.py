@@ -10,7 +10,7 @@ import msgspec
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.labels import MAX_LABEL
-from parley.dialects.openai.realtime.audio import CommittedAudio, decode_audio, wave_file
+from parley.dialects.openai.realtime.audio import CommittedAudio, decode_realtime_audio, wave_file
 from parley.dialects.openai.realtime.events import new_id
 from parley.dialects.socket_session import ConnectionRecords
 from parley.errors import InvalidValue, Overloaded, Unsupported, excerpt
@@ -122,7 +122,7 @@ class RealtimeConversation:
         return self._order.index(item_id)
 
 
-def read_item(fields: Fields) -> dict[str, Any]:
+def read_realtime_item(fields: Fields) -> dict[str, Any]:
     """Return a client's item in the API's form. Raises BadRequest."""
     kind = fields.string("type", None, cap=MAX_LABEL)
     if kind is None:
@@ -160,7 +160,7 @@ def _read_part(part: Fields) -> dict[str, Any]:
     if value is None:
         raise part.missing_member(name)
     if name == "audio":
-        decode_audio(value, part.member_path(name))
+        decode_realtime_audio(value, part.member_path(name))
     return {"type": kind, name: value}
 
 

@@ -26,7 +26,7 @@ def write_event(event_type: str, **members: Any) -> bytes:
     return encode_json({"type": event_type, "event_id": new_id("event")} | members)
 
 
-def write_error(error: ParleyError, event_id: str | None) -> bytes:
+def write_realtime_error(error: ParleyError, event_id: str | None) -> bytes:
     """Return the event of an error. ``event_id``: of the client's event that caused it, if it has one."""
     return write_fault(openai_error_object(error)["error"], event_id)
 

@@ -33,6 +33,6 @@ def refuse_secret(body: bytes, context: RequestContext, facts: ServerFacts) -> N
     raise Unsupported(SECRET_REFUSAL)
 
 
-def refuse_call(body: bytes, context: RequestContext, facts: ServerFacts) -> NoReturn:
+def refuse_realtime_call(body: bytes, context: RequestContext, facts: ServerFacts) -> NoReturn:
     """Raise Unsupported for a route of calls over WebRTC or SIP."""
     raise Unsupported(CALL_REFUSAL)

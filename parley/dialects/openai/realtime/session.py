@@ -16,8 +16,13 @@ from parley.dialects.openai.error_answers import openai_error_object
 from parley.dialects.openai.labels import MAX_LABEL
 from parley.dialects.openai.metadata import read_metadata
 from parley.dialects.openai.realtime.audio import MAX_AUDIO_TEXT, AudioBuffer, CommittedAudio
-from parley.dialects.openai.realtime.conversation import ItemWithAudio, RealtimeConversation, input_item, read_item
-from parley.dialects.openai.realtime.events import new_id, write_error, write_event
+from parley.dialects.openai.realtime.conversation import (
+    ItemWithAudio,
+    RealtimeConversation,
+    input_item,
+    read_realtime_item,
+)
+from parley.dialects.openai.realtime.events import new_id, write_event, write_realtime_error
 from parley.dialects.openai.realtime.response import RESPONSE_LANE, RealtimeAnswer, ResponseRequest
 from parley.dialects.openai.realtime.session_settings import (
     NO_LIMIT,
@@ -95,7 +100,7 @@ class RealtimeSession(SocketSession):
                 raise InvalidValue(f"Invalid value: {excerpt(kind)}. Supported values are: {names}.", field="type")
             return self._readers[kind](event)
         except ParleyError as error:
-            return [write_error(error, event_id)]
+            return [write_realtime_error(error, event_id)]
 
     def acknowledge(self, request: SocketRequest) -> list[bytes]:
         """Return the events about committed audio, which is an item even if it gets no transcript."""
@@ -130,7 +135,7 @@ class RealtimeSession(SocketSession):
             return write_failure(request.item_id, openai_error_object(error)["error"])
         assert isinstance(request, ResponseRequest)
         self._end_response()
-        return write_error(error, request.event_id)
+        return write_realtime_error(error, request.event_id)
 
     def refuse_lane(self, request: SocketRequest) -> bytes:
         """Return the event that refuses a request because all lanes are in use. Each kind of request has one lane
@@ -141,7 +146,7 @@ class RealtimeSession(SocketSession):
         """Return the event that ends a connection after ``max_seconds``, or refuses a request of a lane then."""
         minutes = round(self.max_seconds / 60)
         error = BadRequest(f"Your session hit the maximum duration of {minutes} minutes.", code="session_expired")
-        return write_error(error, None)
+        return write_realtime_error(error, None)
 
     # -- settings and audio
 
@@ -209,7 +214,7 @@ class RealtimeSession(SocketSession):
         members = event.object("item")
         if members is None:
             raise event.missing_member("item")
-        item = read_item(members)
+        item = read_realtime_item(members)
         previous_id = self._conversation.add_item(item, event.string("previous_item_id", None, cap=MAX_LABEL))
         return _item_events(item, previous_id)
 
@@ -259,7 +264,7 @@ class RealtimeSession(SocketSession):
         items, known_ids = list[ItemWithAudio](), set[str]()
         for item in response_options.objects("input", cap=MAX_INPUT_ITEMS):
             if item.raw_value("type") != "item_reference":
-                items.append((read_item(item), None))
+                items.append((read_realtime_item(item), None))
                 continue
             item_id = item.string("id", "", cap=MAX_LABEL)
             if item_id in known_ids:

@@ -58,12 +58,12 @@ STORED_ROUTES = (
     Route("POST", "/v1/responses/{id}/cancel", "stored", reader=stored_routes.cancel_response),
     Route("GET", "/v1/responses/{id}/input_items", "stored", reader=stored_routes.list_input_items, query=LIST_QUERY),
     Route("POST", "/v1/conversations", "stored", reader=stored_routes.create_conversation),
-    Route("GET", "/v1/conversations/{id}", "stored", reader=stored_routes.read_conversation),
+    Route("GET", "/v1/conversations/{id}", "stored", reader=stored_routes.answer_stored_conversation),
     Route("POST", "/v1/conversations/{id}", "stored", reader=stored_routes.update_conversation),
     Route("DELETE", "/v1/conversations/{id}", "stored", reader=stored_routes.delete_conversation),
     Route("POST", "/v1/conversations/{id}/items", "stored", reader=stored_routes.add_items),
     Route("GET", "/v1/conversations/{id}/items", "stored", reader=stored_routes.list_items, query=LIST_QUERY),
-    Route("GET", "/v1/conversations/{id}/items/{item}", "stored", reader=stored_routes.read_item),
+    Route("GET", "/v1/conversations/{id}/items/{item}", "stored", reader=stored_routes.answer_conversation_item),
     Route("DELETE", "/v1/conversations/{id}/items/{item}", "stored", reader=stored_routes.delete_item),
 )
 ROUTES = (*generating_routes(LENIENT), *STORED_ROUTES)

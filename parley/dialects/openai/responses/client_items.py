@@ -8,7 +8,7 @@ from typing import Any
 from parley.dialects.fields import Fields, is_shallow
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.responses.client_tools import OPERATIONS
-from parley.dialects.openai.responses.tools import joined_name
+from parley.dialects.openai.responses.tools import namespaced_name
 
 MAX_PARTS = 1024  # commands, outputs and actions of one item
 MAX_NAME = 4096  # characters of paths and names
@@ -75,7 +75,7 @@ def read_search_arguments(item: Fields) -> str:
 
 def search_result(tools: list[Fields]) -> str:
     """Return a sentence about the tools that a search has found. Raises BadRequest."""
-    names = [joined_name(namespace, name) for tool in tools for namespace, name in _tool_names(tool)]
+    names = [namespaced_name(namespace, name) for tool in tools for namespace, name in _tool_names(tool)]
     return f"These tools are available now: {', '.join(names)}." if names else "No tool was found."
 
 

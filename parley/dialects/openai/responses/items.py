@@ -113,11 +113,11 @@ class InputItemReader:
             self.messages.append(Message(role, content.text, media=content.media))
 
     def _read_function_call(self, item: Fields) -> None:
-        name = tools.joined_name(item.string("namespace", "", cap=MAX_NAME), _required_string(item, "name"))
+        name = tools.namespaced_name(item.string("namespace", "", cap=MAX_NAME), _required_string(item, "name"))
         self._add_call(item, name, item.string("arguments", "{}") or "{}")
 
     def _read_custom_call(self, item: Fields) -> None:
-        name = tools.joined_name(item.string("namespace", "", cap=MAX_NAME), _required_string(item, "name"))
+        name = tools.namespaced_name(item.string("namespace", "", cap=MAX_NAME), _required_string(item, "name"))
         text = item.string("input", None)
         if text is None:
             raise item.missing_member("input")

@@ -161,7 +161,7 @@ def read_include(body: Fields) -> set[str]:
     return included
 
 
-def read_logprobs(body: Fields, included: set[str], context: RequestContext) -> tuple[int, int | None]:
+def read_responses_logprobs(body: Fields, included: set[str], context: RequestContext) -> tuple[int, int | None]:
     """Return ``top_logprobs``, and the number of alternatives whose log-probabilities are wanted, or None."""
     limit = context.api_options.max_logprobs
     top = body.integer("top_logprobs", 0, 0, MAX_ALTERNATIVES if limit is None or limit < 0 else limit)

@@ -82,7 +82,9 @@ def read_response_input(
     body, new_items = items.input_with_items(body, partial(stored.find_item, context), may_be_missing=bool(earlier))
     reader.read_items(body.objects("input", cap=items.MAX_ITEMS))
     messages = reader.finish()
-    tool_members = tools.read_tools(body, reader.added_tools, rules, reads_images="image" in context.media_limits)
+    tool_members = tools.read_responses_tools(
+        body, reader.added_tools, rules, reads_images="image" in context.media_limits
+    )
     is_callable = tool_members.choice != "none"
     chat = ChatPrompt(
         messages=messages,
@@ -215,7 +217,7 @@ class ResponsesReply(Reply):
 
     def read_logprobs(self, body: Fields, included: set[str], context: RequestContext) -> tuple[int, int | None]:
         """Return ``top_logprobs``, and the number of alternatives whose log-probabilities are wanted, or None."""
-        return members.read_logprobs(body, included, context)
+        return members.read_responses_logprobs(body, included, context)
 
     def make_response_object(self, settings: dict[str, Any]) -> ResponseObject:
         """Return the response object. ``settings``: its members that do not change."""

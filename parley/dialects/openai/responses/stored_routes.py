@@ -89,7 +89,7 @@ def create_conversation(body: bytes, context: RequestContext) -> Answer:
     return json_answer(conversation)
 
 
-def read_conversation(body: bytes, context: RequestContext) -> Answer:
+def answer_stored_conversation(body: bytes, context: RequestContext) -> Answer:
     """Return a conversation. Raises UnknownRecord."""
     return json_answer(_load_conversation(context).conversation)
 
@@ -131,7 +131,7 @@ def list_items(body: bytes, context: RequestContext) -> Answer:
     return _list_items(_load_conversation(context).items, context)
 
 
-def read_item(body: bytes, context: RequestContext) -> Answer:
+def answer_conversation_item(body: bytes, context: RequestContext) -> Answer:
     """Return an item of a conversation. Raises UnknownRecord."""
     return json_answer(_find_item(_load_conversation(context), context))
 

@@ -68,12 +68,12 @@ class ResponsesToolMembers:
         return next((name for name, tool in self.declared.items() if tool.kind == kind), None)
 
 
-def joined_name(namespace: str, name: str) -> str:
+def namespaced_name(namespace: str, name: str) -> str:
     """Return the model's name for a tool."""
     return f"{namespace}{NAMESPACE_JOINT}{name}" if namespace else name
 
 
-def read_tools(
+def read_responses_tools(
     body: Fields, added: Iterable[Fields], rules: ResponsesRules, *, reads_images: bool = False
 ) -> ResponsesToolMembers:
     """Read the tools, and those that items of the input add. Raises BadRequest.
@@ -145,7 +145,7 @@ def _read_function(
     if parameters.get("type", "object") != "object":
         raise function.member_error("parameters", "the schema of arguments must be of type 'object'.")
     is_strict = _read_strict(function, name, parameters, rules)
-    signature: dict[str, Any] = {"name": joined_name(namespace, name)}
+    signature: dict[str, Any] = {"name": namespaced_name(namespace, name)}
     if description is not None:
         signature["description"] = description
     signature |= {"parameters": parameters} | ({"strict": True} if is_strict else {})
@@ -185,7 +185,7 @@ def _read_custom_tool(tool: Fields, members: ResponsesToolMembers, namespace: st
     name = read_identifier(tool)
     description = tool.string("description", None)
     parameters = custom_parameters(tool.object("format"), nested=False)
-    signature: dict[str, Any] = {"name": joined_name(namespace, name)}
+    signature: dict[str, Any] = {"name": namespaced_name(namespace, name)}
     if description is not None:
         signature["description"] = description
     signature |= {"parameters": parameters, "strict": True}
@@ -280,7 +280,7 @@ def _chosen_tool(choice_object: Fields, members: ResponsesToolMembers, rules: Re
     name = choice_object.string("name", None, cap=256)
     if name is None:
         raise choice_object.missing_member("name")
-    name = joined_name(choice_object.string("namespace", "", cap=256), name)
+    name = namespaced_name(choice_object.string("namespace", "", cap=256), name)
     if name not in members.declared:
         raise _unknown_tool(choice_object, name)
     return name

@@ -56,7 +56,7 @@ def server_ready(message: ProtoMessage, context: RequestContext, facts: ServerFa
     return fill_message("ServerReadyResponse", {"ready": facts.ready})
 
 
-def check_health(message: ProtoMessage, context: RequestContext, facts: ServerFacts) -> ProtoMessage:
+def answer_health_check(message: ProtoMessage, context: RequestContext, facts: ServerFacts) -> ProtoMessage:
     """Answer gRPC's health check. Raises NotFound for another service."""
     if message.service not in ("", SERVICE_NAME):
         raise NotFound("There is no such service.")

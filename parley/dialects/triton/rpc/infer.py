@@ -74,7 +74,7 @@ class GrpcInference:
 
 def read_grpc_infer(message: ProtoMessage, context: RequestContext, *, whole: bool) -> GrpcInference:
     """Read a request. ``context`` holds the path that ``path_parts_of`` returns. Raises BadRequest, NotFound."""
-    versions.check_version(context.path_parts)
+    versions.check_model_version(context.path_parts)
     parameters = parameter_values(message.parameters)
     if not isinstance(
         parameters.pop(EMPTY_FINAL_PARAMETER, False), bool

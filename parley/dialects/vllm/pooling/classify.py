@@ -9,7 +9,7 @@ from parley.dialects import vectors
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import vllm_members
-from parley.dialects.openai.embeddings import read_inputs
+from parley.dialects.openai.embeddings import read_embedding_inputs
 from parley.dialects.reply import Answer, UnstreamedReply
 from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import requests
@@ -35,7 +35,7 @@ class ClassificationReply(UnstreamedReply):
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
-            prompts=read_inputs(body, requests.VLLM_RULES),
+            prompts=read_embedding_inputs(body, requests.VLLM_RULES),
             **extra_members.request_members,
             pooling=PoolingOptions(normalize=body.boolean("use_activation", None), task="classify"),
         )

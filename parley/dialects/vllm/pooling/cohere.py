@@ -25,7 +25,7 @@ from parley.dialects.reply import Answer, UnstreamedReply
 from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.error_answers import vllm_error_answer
-from parley.dialects.vllm.pooling.content_parts import read_content_parts
+from parley.dialects.vllm.pooling.content_parts import read_pooling_parts
 from parley.dialects.vllm.refusal_wording import value_error
 from parley.errors import BadRequest, InvalidValue, ParleyError, UnknownPromptName, excerpt
 from parley.types import ChatPrompt, Event, Message, PoolingOptions, Prompt, PromptVector, Request, TextPrompt, Usage
@@ -91,7 +91,7 @@ class CohereReply(UnstreamedReply):
             return [TextPrompt(text) for text in self._texts]
         reader = media_reader(body, requests.VLLM_RULES, context)
         if self._input_name == "images":
-            return [_as_conversation(read_content_parts([part], reader)) for part in _image_parts(body)]
+            return [_as_conversation(read_pooling_parts([part], reader)) for part in _image_parts(body)]
         return [self._read_content(item, reader) for item in body.objects("inputs", cap=MAX_EMBEDDING_INPUTS)]
 
     def _read_content(self, item: Fields, reader: MediaReader) -> ChatPrompt:
@@ -105,7 +105,7 @@ class CohereReply(UnstreamedReply):
             image = part.object("image_url") if part_type == "image_url" else None
             if not (part.has_value("text") if part_type == "text" else image and image.raw_value("url")):
                 raise self.content_error(item.member_path(f"content[{index}]"), part, part_type)
-        content = read_content_parts(parts, reader)
+        content = read_pooling_parts(parts, reader)
         if not content.text and not content.media:
             raise item.empty_member("content", "array")
         return _as_conversation(content)

@@ -10,7 +10,7 @@ from parley.dialects.openai.media_parts import MediaReader
 from parley.types import Media
 
 
-def read_content_parts(parts: Iterable[Fields], reader: MediaReader) -> InterleavedText:
+def read_pooling_parts(parts: Iterable[Fields], reader: MediaReader) -> InterleavedText:
     """Return the texts of the parts, each on a line of its own, and the media within them. Raises BadRequest."""
     content = interleave_parts((_read_part(part, reader) for part in parts), "\n")
     check_media_counts((placed.media for placed in content.media), reader.limits)

@@ -25,7 +25,7 @@ from parley.dialects.reply import Answer, UnstreamedReply
 from parley.dialects.request_context import RequestContext
 from parley.dialects.vllm import requests
 from parley.dialects.vllm.pooling import embeddings
-from parley.dialects.vllm.pooling.content_parts import read_content_parts
+from parley.dialects.vllm.pooling.content_parts import read_pooling_parts
 from parley.dialects.vllm.token_usage import embedding_usage
 from parley.errors import InvalidValue, UnsuitableModel
 from parley.types import Event, PlacedMedia, PoolingOptions, Prompt, PromptVector, Request, TextPair, TextPrompt, Usage
@@ -257,7 +257,7 @@ def _read_parts_side(body: Fields, member: str, context: RequestContext) -> list
     for item, item_fields in zip(items, fields, strict=True):
         if not item_fields.has_value("content"):
             raise item_fields.missing_member("content")
-        content = read_content_parts(item_fields.objects("content", cap=MAX_CONTENT_PARTS), reader)
+        content = read_pooling_parts(item_fields.objects("content", cap=MAX_CONTENT_PARTS), reader)
         if not content.text and not content.media:
             raise item_fields.empty_member("content", "array")
         if content.media and context.labels:

@@ -56,7 +56,7 @@ class ChatDerendering(VllmChatReply, AnswerRenderer):
         self._passed_members = {
             "prompt_logprobs": _read_prompt_logprobs(response),
             "kv_transfer_params": _read_transfer(response),
-            "metrics": read_metrics(response),
+            "metrics": read_response_metrics(response),
         }
 
     def passed_members(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class CompletionDerendering(VllmCompletionReply, AnswerRenderer):
             )
         self.prompt_tokens = sum(counts)
         self._response_id = read_response_id(responses[0], context)
-        transfers, metrics = list(map(_read_transfer, responses)), list(map(read_metrics, responses))
+        transfers, metrics = list(map(_read_transfer, responses)), list(map(read_response_metrics, responses))
         self._passed_members = {
             "kv_transfer_params": transfers[0] if all(transfer == transfers[0] for transfer in transfers) else None,
             "metrics": metrics[0] if len(metrics) == 1 else None,
@@ -149,7 +149,7 @@ def _read_transfer(response: Fields) -> dict[str, Any] | None:
     return response.free_object("kv_transfer_params") if response.has_value("kv_transfer_params") else None
 
 
-def read_metrics(response: Fields) -> dict[str, Any] | None:
+def read_response_metrics(response: Fields) -> dict[str, Any] | None:
     """Return where the time of a generated answer went, in the form of ``--enable-per-request-metrics``."""
     metrics = response.object("metrics")
     if metrics is None:
@@ -216,10 +216,10 @@ def _read_output(choice: Fields, context_length: int) -> EngineOutput:
         sentence = f"token_ids length ({len(token_ids)}) in choice {index} exceeds max_model_len ({context_length})."
         raise InvalidValue(sentence, field="token_ids")
     reason = FINISH_REASONS.get(choice.string("finish_reason", "stop", cap=64), "stop")
-    return EngineOutput("", index, token_ids, read_scores(choice, index, len(token_ids)), reason)
+    return EngineOutput("", index, token_ids, read_choice_scores(choice, index, len(token_ids)), reason)
 
 
-def read_scores(choice: Fields, index: int, count: int) -> list[TokenScore] | None:
+def read_choice_scores(choice: Fields, index: int, count: int) -> list[TokenScore] | None:
     """Return the scores of a choice's tokens; None if it has none. Raises BadRequest."""
     logprobs = choice.object("logprobs")
     if logprobs is None or not logprobs.has_value("content"):

@@ -53,7 +53,7 @@ class GeneratedChunk:
         self.own_prompt_ids = _read_ids(chunk, "prompt_token_ids")
         self.prompt_ids = _read_ids(body, "prompt_token_ids") or self.own_prompt_ids
         self.answer_id = derender.read_response_id(chunk, context)
-        self.metrics = derender.read_metrics(chunk)
+        self.metrics = derender.read_response_metrics(chunk)
         self.index = choices[0].integer("index", 0, 0, MAX_CHOICES_PER_PROMPT) if choices else 0
         self._lengths = state.integers("output_chunk_lens", cap=MAX_LISTED_IDS, low=1, high=MAX_LISTED_IDS)
         self._earlier_ids = _read_ids(state, "output_token_ids")
@@ -89,7 +89,7 @@ class GeneratedChunk:
 
     def _read_output(self, choice: Fields) -> EngineOutput:
         token_ids = _read_ids(choice, "token_ids")
-        scores = derender.read_scores(choice, self.index, len(token_ids))
+        scores = derender.read_choice_scores(choice, self.index, len(token_ids))
         name = choice.string("finish_reason", None, cap=64)
         reason = None if name is None else derender.FINISH_REASONS.get(name, "stop")
         return EngineOutput("", 0, token_ids, scores, reason)

@@ -89,7 +89,7 @@ def read_thinking_budget(params: Fields) -> int | None:
     return None if budget < 0 else budget
 
 
-def read_sampling(params: Fields) -> SamplingOptions:
+def read_engine_sampling(params: Fields) -> SamplingOptions:
     """Read how tokens are drawn. A seed of -1 means none. Raises BadRequest."""
     sampling = sampling_members.read_sampling(params, max_temperature=2)
     return msgspec.structs.replace(sampling, seed=None) if sampling.seed == -1 else sampling

@@ -101,7 +101,7 @@ CONFIG_DEFAULTS: dict[str, Any] = {
 }
 
 
-def read_encoder_config(config: dict[str, Any], names: BertTensorNames | None = None) -> EncoderConfig:
+def read_bert_config(config: dict[str, Any], names: BertTensorNames | None = None) -> EncoderConfig:
     """Read the encoder's sizes from the content of config.json; ``names``: the family's, by its type if None. Raises
     LoadError."""
     kind = config["model_type"]
@@ -242,7 +242,7 @@ def distance_bucket(offset: int, buckets: int) -> int:
     return distance + half * (offset > 0)
 
 
-def load_encoder(
+def load_bert(
     checkpoint: Checkpoint,
     config: dict[str, Any],
     dtype: torch.dtype,
@@ -271,7 +271,7 @@ def load_encoder(
     return encoder
 
 
-def check_encoder_tensors(checkpoint: Checkpoint, config: dict[str, Any]) -> EncoderConfig:
+def check_bert_tensors(checkpoint: Checkpoint, config: dict[str, Any]) -> EncoderConfig:
     """Check names, shapes and types of all tensors without reading any, and return the sizes. Raises LoadError."""
     weights = _open_weights(checkpoint, config, torch.float32, torch.device("meta"))
     for i in range(weights.config.layers):
@@ -289,9 +289,7 @@ def _open_weights(
     checkpoint: Checkpoint, config: dict[str, Any], dtype: torch.dtype, device: torch.device
 ) -> BertWeights:
     """Return the reader of an encoder's weights. Raises LoadError if the last layer is missing."""
-    weights = BertWeights(
-        checkpoint, read_encoder_config(config), ENCODER_FAMILIES[config["model_type"]], dtype, device
-    )
+    weights = BertWeights(checkpoint, read_bert_config(config), ENCODER_FAMILIES[config["model_type"]], dtype, device)
     require_last_layer(weights)
     return weights
 

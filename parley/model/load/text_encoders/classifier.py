@@ -112,7 +112,7 @@ def _has_head(config: Mapping[str, Any], suffix: str) -> bool:
     return isinstance(names, list) and any(str(name).endswith(suffix) for name in names)
 
 
-def read_labels(config: Mapping[str, Any]) -> list[str]:
+def read_classifier_labels(config: Mapping[str, Any]) -> list[str]:
     """Return the names of the classes, in order; two if the config has none, as in Transformers. Raises LoadError."""
     names = config.get("id2label")
     names = names if isinstance(names, dict) else {}
@@ -145,7 +145,7 @@ def load_classifier_head(
     by_token = _has_head(config, TOKEN_HEAD_SUFFIX)
     if not is_classifier(config) and not by_token:
         return None
-    kind, labels = config["model_type"], read_labels(config)
+    kind, labels = config["model_type"], read_classifier_labels(config)
     if by_token and kind not in TOKEN_HEADS:
         raise LoadError(f"Classes of single tokens are not supported for {kind} models.")
     names = TOKEN_HEADS[kind] if by_token else CLASSIFIER_FAMILIES.get(kind, DECODER_HEAD)

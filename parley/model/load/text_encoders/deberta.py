@@ -35,9 +35,9 @@ DISTANCE_EMBEDDINGS, DISTANCE_NORM, CONVOLUTION = "encoder.rel_embeddings.weight
 KEY_TERM, QUERY_TERM = "c2p", "p2c"  # configs' names of the score terms with a distance as key and as query
 
 
-def read_config(config: dict[str, Any]) -> DisentangledEncoderConfig:
+def read_deberta_config(config: dict[str, Any]) -> DisentangledEncoderConfig:
     """Read the encoder's sizes from the content of config.json. Raises LoadError."""
-    bert_config = bert.read_encoder_config({"layer_norm_eps": 1e-7, **config}, DEBERTA_NAMES)
+    bert_config = bert.read_bert_config({"layer_norm_eps": 1e-7, **config}, DEBERTA_NAMES)
     if not config.get("relative_attention"):
         raise LoadError(f"A {MODEL_TYPE} model without relative_attention is not supported.")
     if config.get("embedding_size", bert_config.hidden_size) != bert_config.hidden_size:
@@ -92,7 +92,7 @@ class DebertaWeights(bert.BertWeights):
     """Reads a checkpoint's tensors in float32, with those that only DeBERTa has. Raises LoadError."""
 
     def __init__(self, checkpoint: Checkpoint, config: dict[str, Any], device: torch.device):
-        self.sizes = read_config(config)
+        self.sizes = read_deberta_config(config)
         super().__init__(checkpoint, self.sizes, DEBERTA_NAMES, torch.float32, device)
         self.terms = _read_terms(config)
         self.shares_projections = bool(config.get("share_att_key"))

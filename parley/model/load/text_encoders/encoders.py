@@ -41,14 +41,18 @@ class EncoderLoader:
 def _load_bert(
     checkpoint: Checkpoint, config: dict[str, Any], device: torch.device, progress: Callable[[float], None]
 ) -> EncoderNetwork:
-    return bert.load_encoder(checkpoint, config, torch.float32, device, progress)
+    return bert.load_bert(checkpoint, config, torch.float32, device, progress)
 
 
-BERT_LOADER = EncoderLoader(bert.read_encoder_config, _load_bert, bert.check_encoder_tensors)
-MODERN_LOADER = EncoderLoader(modern_bert.read_config, modern_bert.load_modern_bert, modern_bert.check_modern_bert)
-ROTARY_LOADER = EncoderLoader(rotary_bert.read_config, rotary_bert.load_rotary_bert, rotary_bert.check_rotary_bert)
-DEBERTA_LOADER = EncoderLoader(deberta.read_config, deberta.load_deberta, deberta.check_deberta)
-JINA_LOADER = EncoderLoader(jina_bert.read_config, jina_bert.load_jina_bert, jina_bert.check_jina_bert)
+BERT_LOADER = EncoderLoader(bert.read_bert_config, _load_bert, bert.check_bert_tensors)
+MODERN_LOADER = EncoderLoader(
+    modern_bert.read_modern_config, modern_bert.load_modern_bert, modern_bert.check_modern_bert
+)
+ROTARY_LOADER = EncoderLoader(
+    rotary_bert.read_rotary_config, rotary_bert.load_rotary_bert, rotary_bert.check_rotary_bert
+)
+DEBERTA_LOADER = EncoderLoader(deberta.read_deberta_config, deberta.load_deberta, deberta.check_deberta)
+JINA_LOADER = EncoderLoader(jina_bert.read_jina_config, jina_bert.load_jina_bert, jina_bert.check_jina_bert)
 ENCODER_LOADERS: dict[str, EncoderLoader] = {
     **dict.fromkeys(bert.ENCODER_FAMILIES, BERT_LOADER),
     modern_bert.MODEL_TYPE: MODERN_LOADER,

@@ -51,7 +51,7 @@ def is_jina_bert(config: Mapping[str, Any]) -> bool:
     return config["model_type"] == "bert" and config.get("position_embedding_type") == "alibi"
 
 
-def read_config(config: dict[str, Any]) -> SlopedEncoderConfig:
+def read_jina_config(config: dict[str, Any]) -> SlopedEncoderConfig:
     """Read the encoder's sizes from the content of config.json. Raises LoadError."""
     values = {name: default if config.get(name) is None else config[name] for name, default in CONFIG_DEFAULTS.items()}
     invalid = [
@@ -82,7 +82,7 @@ class JinaBertWeights(TypedEncoderTensors):
     """Reads the parts of an encoder from a checkpoint, in either form. Raises LoadError."""
 
     def __init__(self, checkpoint: Checkpoint, config: dict[str, Any], device: torch.device):
-        self.config = read_config(config)
+        self.config = read_jina_config(config)
         types = config.get("type_vocab_size")
         types = CONFIG_DEFAULTS["type_vocab_size"] if types is None else types
         super().__init__(checkpoint, device, self.config.vocab_size, self.config.hidden_size, types)

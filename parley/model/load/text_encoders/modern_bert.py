@@ -40,7 +40,7 @@ CONFIG_DEFAULTS: dict[str, Any] = {
 PROBE_EXCESS, SHORT_PROBE = 20, 5  # tokens of the long probe beyond the reach of local layers, and of the short probe
 
 
-def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
+def read_modern_config(config: dict[str, Any]) -> RotaryEncoderConfig:
     """Read the encoder's sizes from the content of config.json. Raises LoadError."""
     values = {name: default if config.get(name) is None else config[name] for name, default in CONFIG_DEFAULTS.items()}
     sizes = [name for name, default in CONFIG_DEFAULTS.items() if isinstance(default, int)]
@@ -102,7 +102,7 @@ class ModernBertWeights(EncoderTensors):
     """Reads the parts of a ModernBERT from a checkpoint. Raises LoadError."""
 
     def __init__(self, checkpoint: Checkpoint, config: dict[str, Any], device: torch.device):
-        self.config = read_config(config)
+        self.config = read_modern_config(config)
         super().__init__(checkpoint, device, EMBEDDINGS)
         self.attention_bias, self.mlp_bias, self.norm_bias = (
             bool(config.get(f"{part}_bias")) for part in ("attention", "mlp", "norm")

@@ -127,7 +127,7 @@ GTE_NAMES = RotaryBertTensorNames(
 )
 
 
-def read_config(config: dict[str, Any]) -> RotaryEncoderConfig:
+def read_rotary_config(config: dict[str, Any]) -> RotaryEncoderConfig:
     """Read the encoder's sizes from the content of config.json. Raises LoadError."""
     kind = config["model_type"]
     defaults = CONFIG_DEFAULTS | FAMILY_DEFAULTS[kind]
@@ -221,7 +221,7 @@ class RotaryBertWeights(TypedEncoderTensors):
     """Reads the parts of an encoder from a checkpoint, by any of the families' names. Raises LoadError."""
 
     def __init__(self, checkpoint: Checkpoint, config: dict[str, Any], device: torch.device):
-        self.config = read_config(config)
+        self.config = read_rotary_config(config)
         default_types = (CONFIG_DEFAULTS | FAMILY_DEFAULTS[config["model_type"]])["type_vocab_size"]
         types = default_types if config.get("type_vocab_size") is None else config["type_vocab_size"]
         super().__init__(checkpoint, device, self.config.vocab_size, self.config.hidden_size, types)

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from parley.text.parsing.calls.literals import MAX_WORD_CHARACTERS, json_escape, literal_to_json, read_marked_string
 from parley.text.parsing.calls.objects import ARGUMENT_MEMBERS, read_call_name
 from parley.text.parsing.calls.scanner import CallScanner, MalformedCall, ReadSteps
-from parley.text.parsing.calls.tools import json_type
+from parley.text.parsing.calls.tools import json_value_type
 from parley.text.parsing.mark_search import compile_marks
 
 LINE_BREAK = "\n"
@@ -150,7 +150,11 @@ def text_to_json(text: str, types: frozenset[str], lined: bool = True) -> str:
             continue
         if isinstance(parsed, str) and (is_converted or not types):
             continue
-        if not types or json_type(parsed) in types or (json_type(parsed) == "integer" and "number" in types):
+        if (
+            not types
+            or json_value_type(parsed) in types
+            or (json_value_type(parsed) == "integer" and "number" in types)
+        ):
             return candidate
     return f'"{json_escape(text.removeprefix(LINE_BREAK).removesuffix(LINE_BREAK) if lined else text)}"'
 

@@ -60,7 +60,7 @@ class RequestTools:
         return properties if isinstance(properties, dict) else {}
 
 
-def json_type(value: Any) -> str:
+def json_value_type(value: Any) -> str:
     """Return the type of a JSON value, "integer" for whole numbers."""
     return JSON_TYPES.get(type(value), "null")
 
@@ -79,7 +79,7 @@ def _own_types(schema: dict[str, Any]) -> list[str]:
         names = stated_types if isinstance(stated_types, list) else [stated_types]
         return [TYPE_SYNONYMS.get(name.lower(), name) for name in names if isinstance(name, str)]
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
-    return list(map(json_type, values))
+    return list(map(json_value_type, values))
 
 
 def member_schema(schema: Any, root: Any, key: str | None) -> Any:

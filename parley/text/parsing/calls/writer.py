@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from parley.text.parsing.calls.form import LIST_ITEM, CallForm
-from parley.text.parsing.calls.tools import json_type
+from parley.text.parsing.calls.tools import json_value_type
 
 PYTHON_WORDS = {True: "True", False: "False", None: "None"}
 
@@ -52,7 +52,7 @@ def _text_or_json(value: Any) -> str:
 
 
 def _type_name(value: Any) -> str:
-    type_name = json_type(value)
+    type_name = json_value_type(value)
     return "number" if type_name == "integer" else type_name
 
 

@@ -69,7 +69,7 @@ def describe_features(
     )
 
 
-def read_features(item: MediaItem) -> ItemFeatures:
+def read_item_features(item: MediaItem) -> ItemFeatures:
     """Return the features that a media process wrote for an item of a request. Raises BadFeatures."""
     if item.features is None:
         raise BadFeatures("An item of the request was processed elsewhere.")

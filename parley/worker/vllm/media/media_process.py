@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 def load_jobs(folder: Path, settings: VLLMSettings) -> MediaJobs[ItemFeatures]:
     """Return the jobs for the model in ``folder``. Raises any exception of vLLM if its processor cannot be loaded."""
     os.environ |= {"VLLM_CONFIGURE_LOGGING": "0", "VLLM_NO_USAGE_STATS": "1"}
-    from parley.model.media_input.digest import hash_parts, processor_fingerprint
+    from parley.model.media_input.digest import hash_item_parts, processor_fingerprint
     from parley.model.media_input.jobs import MediaJobs
     from parley.worker.vllm.media.item_processor import VLLMItemProcessor, settings_fingerprint
 
-    fingerprint = hash_parts([processor_fingerprint(folder), settings_fingerprint(settings)])
+    fingerprint = hash_item_parts([processor_fingerprint(folder), settings_fingerprint(settings)])
     return MediaJobs(VLLMItemProcessor(settings), fingerprint)
 
 

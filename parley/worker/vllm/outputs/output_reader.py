@@ -74,13 +74,13 @@ def _add_tokens(
     output.token_ids = token_ids
     if request.logprobs >= 0 and raw.new_logprobs is not None:
         alternatives, are_named = request.logprobs or len(request.logprob_ids), bool(request.logprob_ids)
-        output.scores = read_scores(raw.new_logprobs, alternatives, are_named=are_named)[:count]
+        output.scores = read_token_scores(raw.new_logprobs, alternatives, are_named=are_named)[:count]
     if request.token_costs and count:
         share = TokenCost(cost.batch_rows, cost.wait_seconds / count, cost.compute_seconds / count, count)
         output.token_costs = [share] * count
 
 
-def read_scores(arrays: Any, alternatives: int, *, are_named: bool = False) -> list[TokenScore]:
+def read_token_scores(arrays: Any, alternatives: int, *, are_named: bool = False) -> list[TokenScore]:
     """Return the scores in vLLM's arrays: in each row, column 0 is the token itself, and the alternatives follow.
 
     Alternatives that a grammar forbids are left out, unless the request has named them: vLLM lists some of them.
@@ -118,7 +118,7 @@ def record_progress(sequence: Sequence, raw: Any) -> None:
     if stats is not None and (sequence.last_token_at == 0.0 or getattr(stats, "is_late", False)):
         sequence.cached_tokens = stats.num_cached_tokens
     if raw.new_prompt_logprobs_tensors is not None:
-        sequence.prompt_scores += read_scores(raw.new_prompt_logprobs_tensors, sequence.request.prompt_logprobs)
+        sequence.prompt_scores += read_token_scores(raw.new_prompt_logprobs_tensors, sequence.request.prompt_logprobs)
     for event in raw.events or ():
         kind = int(event.type)
         if kind == SCHEDULED and not sequence.queue_seconds:

@@ -20,7 +20,7 @@ REFERENCE = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|@([A-Za-z_]\w*)')
 SCHEMA = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|(%json\s*)')
 
 
-def write_lark(compiled: str) -> str:
+def decompile_lark(compiled: str) -> str:
     """Return a compiled grammar (``EngineRequest.grammar``) as one text in Lark."""
     first, *other_grammars = json.loads(compiled)["grammars"]
     grammars = {other["name"]: other for other in other_grammars}

@@ -12,7 +12,7 @@ from parley.types import EngineRequest
 from parley.worker.vllm.page_moves import KEEP_PAGES
 from parley.worker.vllm.requests.continuation import Continuation, prior_tokens
 from parley.worker.vllm.requests.extra_options import extra_sampling_fields
-from parley.worker.vllm.requests.lark_text import write_lark
+from parley.worker.vllm.requests.lark_text import decompile_lark
 
 SEED_RANGE = 1 << 64
 UNSEEDED = -1  # vLLM reads this seed as "none"
@@ -63,7 +63,7 @@ def translate_choice(request: EngineRequest, index: int, continuation: Continuat
     return ChoiceFields(
         request.token_ids + prompted,
         fields | _logprob_fields(request, index),
-        write_lark(request.grammar) if request.grammar else "",
+        decompile_lark(request.grammar) if request.grammar else "",
         sampling.banned,
         _page_move(request, index, continuation),
     )
