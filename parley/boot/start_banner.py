@@ -39,8 +39,9 @@ def opening_lines(
     if options.ui and not is_member and options.port is not None:
         endpoints.append(("web page", f"{root_url}/"))
     endpoints += [*(("gRPC", place) for place in grpc), *planes, ("health", f"{root_url}/health/ready")]
-    title_width = max(8, *(len(title) for title, _ in endpoints))
-    lines += [f"  {title:<{title_width}} {place}" for title, place in endpoints]
+    places = places_by_title(endpoints)
+    title_width = max(8, *map(len, places))
+    lines += [f"  {title:<{title_width}} {place}" for title, place in places.items()]
     ports = [] if options.port is None else [ListenAddress("", options.host, options.port)]
     public = [
         (address.api, address.host)
@@ -51,3 +52,24 @@ def opening_lines(
     if public and not (options.has_keys or options.cluster_secret or options.cluster_networks):
         lines.append(open_port_warning(public, "may use this server; --api-key restricts this to clients with a key"))
     return "\n".join(lines)
+
+
+def places_by_title(endpoints: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the places of each title as one text: of URLs with the same port only the paths."""
+    urls: dict[str, list[str]] = {}
+    for title, place in endpoints:
+        urls.setdefault(title, []).append(place)
+    return {
+        title: ", ".join([first, *(_shorten(url, first) for url in others)]) for title, (first, *others) in urls.items()
+    }
+
+
+def _shorten(url: str, first: str) -> str:
+    """Return the path of a URL if it has the scheme, host and port of another one, else the URL."""
+    return (url.removeprefix(_origin(url)) or "/") if _origin(url) == _origin(first) else url
+
+
+def _origin(url: str) -> str:
+    """Return the scheme, host and port of a URL; empty if the text is none."""
+    scheme, mark, rest = url.partition("://")
+    return f"{scheme}{mark}{rest.partition('/')[0]}" if mark else ""

@@ -28,6 +28,7 @@ from parley.boot import engine_factories
 from parley.boot import server as start_module
 from parley.boot.listening_places import listening_places
 from parley.boot.start_banner import opening_lines
+from parley.dialects.mounts import is_api, universal_mounts
 from parley.disagg.kv.peer import KVPeer
 from parley.disagg.kv.transport import LinkError
 from parley.engine.scripted_engine import ScriptedEngine
@@ -343,6 +344,20 @@ def test_opening_names_the_web_page_and_warns_about_a_server_open_to_the_network
         host="10.0.0.1", listen=(ListenAddress("tgi", "10.0.0.2", 80), ListenAddress("mindie", "10.0.0.1", 81))
     )
     assert "10.0.0.1 or 10.0.0.2 may use" in warning
+
+
+def test_opening_has_one_line_for_each_api():
+    mounts = [mount for mount in universal_mounts() if is_api(mount)]
+    urls = [(mount.dialect, root + mount.prefix) for root in ("http://x:1", "http://x:12") for mount in mounts]
+    model = OfferedModel(("m",), ParleySettings(model="m"))
+    lines = opening_lines(ServerOptions(), [model], "http://x:1", urls).splitlines()
+    lines_of = {
+        title: [line for line in lines if line.startswith(f"  {title} ")] for title in {d.title for d, _ in urls}
+    }
+    assert all(len(found) >= 1 for found in lines_of.values())
+    assert len(lines) == len(lines_of) + 4  # version, model, web page, health
+    (line,) = lines_of["OpenAI"]
+    assert line.split(maxsplit=1)[1].startswith("http://x:1/v1, /openai/v1, ") and ", http://x:12/v1" in line
 
 
 def test_loaded_line_shows_the_memory_plan():

@@ -203,6 +203,14 @@ def test_the_processes_of_a_ray_cluster_import_nothing_from_the_working_director
     assert traps.imported == []
 
 
+def test_a_script_beside_the_checkout_finds_the_package(tmp_path: Path) -> None:
+    """The checkout is named as the package, and Python must not take it for a package without __init__.py."""
+    (tmp_path / "parley").symlink_to(ROOT)
+    (tmp_path / "answer.py").write_text("import parley\nfrom parley.version import __version__\nprint(__version__)")
+    script = subprocess.run([sys.executable, "answer.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert script.stdout.strip() == importlib.metadata.version("parley-llm"), script.stderr
+
+
 @nightly
 def test_runs_from_a_checkout_that_is_not_installed(tmp_path: Path) -> None:
     """There the package is in the working directory, and its child processes find it as well."""
