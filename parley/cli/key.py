@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 from parley.settings.key_file import (
@@ -83,6 +84,8 @@ def run_command(config: ResolvedOptions) -> int:
     check_api_names(config["apis"], "--apis")
     members = {option.name.replace("-", "_"): config[option.name] for option in OPTIONS if option.section == LIMITS}
     key, hashed_key = make_key(name, **{member: value for member, value in members.items() if value is not None})
+    if hashed_key.expires is not None and hashed_key.expires <= datetime.now(UTC):
+        raise ConfigError(f"--expires: {hashed_key.expires.isoformat()} has passed, so the key would never be accepted.")
     add_key(file, hashed_key)
     print(f"parley: this is the key {name}. It is shown only now; {file} has its hash.", file=sys.stderr)
     print(key)
@@ -106,5 +109,6 @@ def _describe_limits(key: HashedKey) -> str:
     parts += ["admin"] if key.admin else []
     parts += [f"priority {key.priority}"] if key.priority else []
     parts += ["chooses its priority"] if key.chooses_priority else []
-    parts += [f"until {key.expires.isoformat()}"] if key.expires is not None else []
+    if key.expires is not None:
+        parts += [f"{'until' if key.expires > datetime.now(UTC) else 'expired'} {key.expires.isoformat()}"]
     return "; ".join(parts) or "none"

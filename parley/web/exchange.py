@@ -278,7 +278,9 @@ class Exchange:
         await self._write_body(body, last=True)
 
     async def send_answer(self, answer: Answer, extra_headers: HeaderList = ()) -> None:
-        """Send an answer that a dialect has rendered."""
+        """Send an answer that a dialect has rendered. The log line of a refusal has its text."""
+        if answer.status >= 400 and not self.log_entry.error:
+            self.log_entry.error = answer.body[:LOGGED_BODY_BYTES].decode("utf-8", "replace")
         await self.send_response(answer.body, answer.status, answer.content_type, extra_headers)
 
     async def write_stream(self, data: bytes, media_type: str, *, last: bool = False) -> None:

@@ -151,6 +151,7 @@ def test_times_without_an_offset_are_in_utc() -> None:
         (["add", "a", "--file", "keys.txt"], "does not end in .toml"),
         (["add", "a b"], "name is not"),
         (["add", "a", "--apis", "opnai"], "Did you mean openai"),
+        (["add", "a", "--expires", "2020-01-31"], "--expires: 2020-01-31T00:00:00+00:00 has passed"),
         (["list", "--file", "missing.toml"], "missing.toml cannot be read: No such file or directory."),
     ],
 )
@@ -158,3 +159,13 @@ def test_the_command_says_what_is_wrong(words: list[str], reason: str, capsys, t
     monkeypatch.chdir(tmp_path)
     assert main(["key", *words]) == 2
     assert reason in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_list_marks_expired_keys(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "keys.toml"
+    for name, expires in (("past", "2020-01-31"), ("future", "2999-01-31")):
+        add_key(file, make_key(name, expires=expires)[1])
+    assert main(["key", "list", "--file", str(file)]) == 0
+    lines = capsys.readouterr().out
+    assert "expired 2020-01-31T" in lines and "until 2999-01-31T" in lines

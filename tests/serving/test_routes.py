@@ -538,6 +538,17 @@ async def test_access_log_says_who_was_refused_and_why(serve, caplog):
     assert str(caplog.records[0].msg).endswith(f"field=temperature error={chat['error']}")
 
 
+async def test_access_log_says_why_where_the_api_hides_it_or_refuses_in_its_own_words(serve, caplog):
+    server = await serve(access_log=True)
+    with caplog.at_level("INFO", logger="parley.access"):
+        await server.post("/vllm/generate", {"prompt": "a", "frobnicate": 1})
+        await server.post("/v2/repository/models/tiny/unload", {})
+        await server.until(lambda: len(caplog.records) == 2)
+    hidden, own = (record.msg.log_fields for record in caplog.records)
+    assert hidden["status"] == 500 and hidden["field"] == "frobnicate" and "frobnicate" in hidden["error"]
+    assert own["status"] == 503 and "not allowed" in own["error"]
+
+
 async def test_access_log_says_why_a_stream_failed(serve, caplog):
     server = await serve(access_log=True, tick=0.01)
     with caplog.at_level("INFO", logger="parley.access"):

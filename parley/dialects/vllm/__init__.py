@@ -188,7 +188,15 @@ MEDIA_RESET_ROUTE = Route("POST", "/reset_mm_cache", "reset_media")
 
 def _generate_route(version: legacy.DemoVersion) -> Route:
     read = partial(legacy.read_demo_request, version)
-    return Route("POST", "/generate", "generate", reader=read, claiming_members=("prompt",), yields_unclaimed=True)
+    return Route(
+        "POST",
+        "/generate",
+        "generate",
+        reader=read,
+        claiming_members=("prompt",),
+        yields_unclaimed=True,
+        render_error=legacy.render_plain_error if version.strict else None,
+    )
 
 
 def _adapter_routes(strict: bool) -> tuple[Route, ...]:

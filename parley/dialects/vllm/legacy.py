@@ -25,6 +25,7 @@ from parley.dialects.openai.reading_rules import OPENAI_RULES, ReadingRules
 from parley.dialects.reply import Answer, Reply
 from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_ALTERNATIVES, ChoiceCounts
+from parley.dialects.vllm.error_answers import vllm_error_answer
 from parley.dialects.vllm.refusal_wording import VLLM_WORDING
 from parley.errors import BadRequest, ParleyError
 from parley.types import (
@@ -69,18 +70,18 @@ STRICT_VERSION = DemoVersion(strict=True)
 OLD_VERSION = DemoVersion(strict=True, terminator=b"\0")
 
 
-def read_demo_request(version: DemoVersion, body: bytes, context: RequestContext) -> DemoGenerateReply | Answer:
-    """Read a request. Raises BadRequest, unless strict."""
-    try:
-        fields = decode_fields(body, VLLM_WORDING)
-        unknown = set(fields.member_names) - KNOWN_MEMBERS
-        if version.strict and unknown:
-            raise fields.member_error(min(unknown), "is not a sampling parameter.")
-        return DemoGenerateReply(version, fields, context)
-    except BadRequest:
-        if version.strict:
-            return PLAIN_500
-        raise
+def read_demo_request(version: DemoVersion, body: bytes, context: RequestContext) -> DemoGenerateReply:
+    """Read a request. Raises BadRequest."""
+    fields = decode_fields(body, VLLM_WORDING)
+    unknown = set(fields.member_names) - KNOWN_MEMBERS
+    if version.strict and unknown:
+        raise fields.member_error(min(unknown), "is not a sampling parameter.")
+    return DemoGenerateReply(version, fields, context)
+
+
+def render_plain_error(error: ParleyError) -> Answer:
+    """Return a plain 500 for a wrong request, as the original did, and vLLM's form for other errors."""
+    return PLAIN_500 if isinstance(error, BadRequest) else vllm_error_answer(error)
 
 
 class DemoGenerateReply(Reply):
@@ -132,10 +133,6 @@ class DemoGenerateReply(Reply):
     def fail_stream(self, error: ParleyError) -> bytes:
         """Raise the error, which cuts the connection: a stream has no record for errors."""
         raise error
-
-    def render_refusal(self, error: ParleyError) -> Answer | None:
-        """Return a plain 500 for a wrong request if the version is strict, otherwise None."""
-        return PLAIN_500 if self._version.strict and isinstance(error, BadRequest) else None
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Collect the text of these events by choice; an echoed prompt comes first."""

@@ -61,7 +61,8 @@ export async function call(path, { method = "GET", headers = {}, body, signal } 
     });
     if (response.ok) return response;
     const message = errorMessage(await response.text(), response.status);
-    if (response.status !== 401 || !(await askKey(message))) throw new ServerError(message, response.status);
+    const reason = currentKey() ? message : "This server needs an API key."; // the message names a header
+    if (response.status !== 401 || !(await askKey(reason))) throw new ServerError(message, response.status);
   }
 }
 

@@ -99,6 +99,6 @@ function welcome() {
   const examples = ["What is the capital of France?", "What is 3 plus 4?", "Which color is the sky?"];
   return make("div", { class: "welcome" },
     make("h2", {}, "Ask the model something"),
-    make("p", {}, findApi(session.current.api).speaks.turns ? "Choose an API and a model above. Everything stays in this browser." : "This API continues one text: earlier turns are not sent."),
+    make("p", {}, findApi(session.current.api).speaks.turns ? "Choose an API and a model above. Only this browser keeps the conversation." : "This API continues one text: earlier turns are not sent."),
     make("div", { class: "examples" }, ...examples.map((text) => make("button", { type: "button", class: "example", onclick: () => actions.send(text) }, text))));
 }
