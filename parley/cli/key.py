@@ -85,7 +85,9 @@ def run_command(config: ResolvedOptions) -> int:
     members = {option.name.replace("-", "_"): config[option.name] for option in OPTIONS if option.section == LIMITS}
     key, hashed_key = make_key(name, **{member: value for member, value in members.items() if value is not None})
     if hashed_key.expires is not None and hashed_key.expires <= datetime.now(UTC):
-        raise ConfigError(f"--expires: {hashed_key.expires.isoformat()} has passed, so the key would never be accepted.")
+        raise ConfigError(
+            f"--expires: {hashed_key.expires.isoformat()} has passed, so the key would never be accepted."
+        )
     add_key(file, hashed_key)
     print(f"parley: this is the key {name}. It is shown only now; {file} has its hash.", file=sys.stderr)
     print(key)

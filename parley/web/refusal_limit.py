@@ -1,4 +1,4 @@
-"""Limits the log lines of refused requests: usually all are logged, but a flood of them does not fill the disk.
+"""Limits the lines about refused requests in a log: usually all are written, but a flood does not fill the disk.
 
 Omitted lines of a window are counted, and one line reports their number.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Callable
 from time import monotonic
 
 log = logging.getLogger("parley.access")
@@ -19,9 +20,13 @@ SHOWN_CLIENTS = 3  # clients that the line with the number names
 
 
 class RefusalLimit:
-    """Decides which refused requests are logged. A window begins with a refusal, and the next one after its end."""
+    """Decides which refused requests are logged. A window begins with a refusal, and the next one after its end.
 
-    def __init__(self) -> None:
+    ``report`` gets a sentence with the number of lines that were left out in a window.
+    """
+
+    def __init__(self, report: Callable[[str], object] = log.warning) -> None:
+        self._report = report
         self._logged: Counter[tuple[str, str]] = Counter()  # lines in this window, by client and status
         self._dropped: Counter[tuple[str, str]] = Counter()
         self._window_end = 0.0  # time.monotonic
@@ -51,8 +56,6 @@ class RefusalLimit:
                 f"{count} with status {status} of {client or 'an unknown client'}"
                 for (client, status), count in dropped.most_common(SHOWN_CLIENTS)
             )
-            number = dropped.total()
-            log.warning(
-                "%d lines of refused requests were left out within %g s: %s%s.",
-                number, WINDOW_SECONDS, most, " and others" if len(dropped) > SHOWN_CLIENTS else "",
-            )  # fmt: skip
+            most += " and others" if len(dropped) > SHOWN_CLIENTS else ""
+            count = dropped.total()
+            self._report(f"{count} lines of refused requests were left out within {WINDOW_SECONDS:g} s: {most}.")

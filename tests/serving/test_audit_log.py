@@ -7,14 +7,18 @@ import json
 import os
 import stat
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from support.http_client import HELLO_CHAT
 
 from parley.child_process import python_command
+from parley.serving.keys import audit_log
 from parley.serving.keys.audit_log import append_line
 from parley.settings.key_file import make_key
+from parley.web import refusal_limit
+from parley.web.refusal_limit import RefusalLimit
 
 
 async def test_calls_that_may_change_the_server_are_recorded_whether_or_not_they_are_allowed(serve, tmp_path: Path):
@@ -44,9 +48,28 @@ async def test_the_body_of_an_admin_call_is_recorded_and_a_full_disk_does_not_fa
     assert "The audit log /dev/full cannot be written (the disk is full): {" in caplog.text
 
 
+async def test_a_flood_of_calls_without_an_admin_key_does_not_fill_the_file(serve, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(refusal_limit, "WINDOW_SECONDS", 3600.0)
+    limits: list[RefusalLimit] = []
+    monkeypatch.setattr(audit_log, "RefusalLimit", lambda report: limits.append(RefusalLimit(report)) or limits[-1])
+    (key, hashed), (admin, hashed_admin) = make_key("alice"), make_key("boss", admin=True)
+    file = tmp_path / "audit.jsonl"
+    server = await serve(hashed_keys=(hashed, hashed_admin), audit_log=str(file))
+    for sent_key, calls in ((key, 80), ("wrong", 60), (admin, 70)):
+        for _ in range(calls):
+            await server.post("/reset_prefix_cache", authorization=f"Bearer {sent_key}")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert Counter(line["status"] for line in lines) == {403: 50, 401: 50, 200: 70}
+    limits[-1].end_window()
+    last = json.loads(file.read_text().splitlines()[-1])
+    assert last["error"].startswith("40 lines of refused requests were left out within 3600 s") and last["time"]
+    assert "30 with status 403 of 127.0.0.1" in last["error"]
+
+
 # A limit on the size of files behaves as a disk that becomes full: the write of a line is cut short.
 FULL_DISK = """
 import errno, os, resource, sys
+from parley.serving.keys import audit_log
 from parley.serving.keys.audit_log import append_line
 file = sys.argv[1]
 append_line(file, "first")

@@ -1,6 +1,7 @@
 """The audit log: one JSON line for each call that may change the server, whether it was allowed or not.
 
-The file is opened for each line and only appended to, so that it may be rotated. Such calls are rare.
+The file is opened for each line and only appended to, so that it may be rotated. Such calls are rare, but anyone may
+try them: if there are many without an admin key, only some are recorded, and a line says how many were left out.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import json
 import logging
 import os
 from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any
 
 from parley.serving.file_faults import fault_reason
 from parley.web.exchange import Exchange
+from parley.web.refusal_limit import RefusalLimit
 
 log = logging.getLogger("parley.server")
 
@@ -25,16 +29,19 @@ class AuditLog:
 
     def __init__(self, file: str):
         self._file = file
+        self._refusal_limit = RefusalLimit(self._record_omission)
 
     def record_call(self, exchange: Exchange) -> None:
         """Append a line about a call that has ended. A line that cannot be written is logged instead."""
         if not self._file:
             return
+        is_refused = exchange.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+        if is_refused and not self._refusal_limit.allows_line(exchange.client_host, str(exchange.status)):
+            return
         entry, scope = exchange.log_entry, exchange.scope
         query = scope.get("query_string", b"").decode("latin-1")
-        line = json.dumps(
+        self._append_record(
             {
-                "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
                 "key": entry.key,
                 "key_id": exchange.tenant.id[:12],
                 "client": exchange.client_host,
@@ -47,6 +54,13 @@ class AuditLog:
                 "id": exchange.request_id,
             }
         )
+
+    def _record_omission(self, text: str) -> None:
+        """Append a line about lines that were left out."""
+        self._append_record({"error": text})
+
+    def _append_record(self, record: dict[str, Any]) -> None:
+        line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="milliseconds")} | record)
         try:
             append_line(self._file, line)
         except OSError as error:
