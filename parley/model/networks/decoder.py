@@ -215,7 +215,7 @@ class FusedDecoder:
             self.position_tables.position_scales(batch),
             self.embeddings.compute_inputs(batch, embeddings),
             self._index_batch(batch),
-            batch.states or temporary_states(self.state_sizes, batch.spans),
+            batch.states or temporary_states(self.state_sizes, batch.spans, batch.token_ids.device),
         )
 
     def kernel_by_kernel(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:

@@ -73,12 +73,12 @@ def state_slot_bytes(sizes: Sequence[int]) -> int:
     return sum(sizes) * torch.float32.itemsize
 
 
-def temporary_states(sizes: Sequence[int], spans: Sequence[RowSpan]) -> BatchStates:
-    """Return states for a batch whose sequences all begin in it and do not continue."""
+def temporary_states(sizes: Sequence[int], spans: Sequence[RowSpan], device: torch.device) -> BatchStates:
+    """Return states, on the device, for a batch whose sequences all begin in it and do not continue."""
     if not sizes:
         return BatchStates([], torch.empty(0, 5, dtype=torch.int64))
     assert all(span.count == span.length for span in spans), "a sequence continues without its state"
-    return StateArena(sizes, len(spans)).select_states(
+    return StateArena(sizes, len(spans), device).select_states(
         spans, [advance_slot(*numbered_span) for numbered_span in enumerate(spans)]
     )
 
