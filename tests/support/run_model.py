@@ -56,11 +56,13 @@ def serve_requests(
     cache: bool = True,
     proposer: DraftProposer | None = None,
     draft_tokens: int = 15,
+    adapters: dict[str, str] | None = None,
 ) -> tuple[dict[tuple[str, int], Answer], EngineStats]:
     """Run the requests to the end; return the answers by (id, index) and the last stats.
 
     ``step`` is the token budget of one step. ``blocks`` limits the KV pages; too few of them cause preemption.
     ``proposer`` drafts in every step, whether that pays or not; at most ``draft_tokens`` tokens at a time.
+    ``adapters``: folders by name.
     """
     if blocks is not None:
         old_pages = runner.pages
@@ -83,7 +85,9 @@ def serve_requests(
             answer.finish = output.finish_reason
             answer.vector = output.vector
 
-    settings = ParleySettings(model="m", max_batch=batch, prefix_cache=cache, speculate_tokens=draft_tokens)
+    settings = ParleySettings(
+        model="m", max_batch=batch, prefix_cache=cache, speculate_tokens=draft_tokens, adapters=adapters or {}
+    )
     if proposer is not None:
         runner.proposer = proposer
     loop = EngineLoop(runner, settings, collect_outputs, FixedBudget(step))

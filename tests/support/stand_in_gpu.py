@@ -8,8 +8,8 @@ not find what depends on the hardware: bits, times, and the order of work.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -25,7 +25,8 @@ FREE_BYTES = 1 << 30
 PROPERTIES = {"device": GPU, "is_cuda": True, "is_cpu": False}
 LEAVING = {"numpy", "__array__", "data_ptr"}  # refused: only the GPU can read its memory
 INDEXING = {"__getitem__", "__setitem__", "index_put", "index_put_"}  # the indices may be the host's
-MOVING = {"to", "cpu", "cuda", "copy_"}
+MOVING = {"to", "cpu"}  # to the other device
+TAKING_BOTH = MOVING | {"copy_"}
 
 
 class MixedDevices(RuntimeError):
@@ -47,6 +48,8 @@ def run_operator(function: Callable[..., Any], arguments: Sequence[Any], options
     name = getattr(function, "__name__", "")
     if name == "__get__" and (property_name := getattr(function.__self__, "__name__", "")) in PROPERTIES:
         return PROPERTIES[property_name]
+    if name == "_has_compatible_shallow_copy_type":  # whether a parameter is moved in place
+        return False
     if name in LEAVING:
         raise TypeError(f"{name} of a tensor on the GPU")
     if name == "cuda":
@@ -61,7 +64,7 @@ def run_operator(function: Callable[..., Any], arguments: Sequence[Any], options
         is_result_there = isinstance(first, GpuTensor)
     else:
         is_result_there = any(isinstance(operand, GpuTensor) for operand in operands)
-    moves = name in MOVING and name != "copy_" and isinstance(first, GpuTensor) != is_result_there
+    moves = name in MOVING and isinstance(first, GpuTensor) != is_result_there
     host_arguments = [HOST if is_device(argument) else argument for argument in arguments]
     host_options = {key: HOST if is_device(value) else value for key, value in options.items() if key != "pin_memory"}
     with torch._C.DisableTorchFunctionSubclass():
@@ -93,7 +96,7 @@ def target_device(name: str, arguments: Sequence[Any], options: Mapping[str, Any
 
 def check_devices(name: str, arguments: Sequence[Any], operands: list[torch.Tensor]) -> None:
     """Check that the tensors of an operator are on one device. Raises MixedDevices."""
-    if name in MOVING:
+    if name in TAKING_BOTH:
         return
     if name in INDEXING and isinstance(arguments[0], GpuTensor):
         # Slices are copied from anywhere; values at the places of a tensor of indices must be there already.
@@ -132,17 +135,14 @@ class _DoneEvent:
         pass
 
 
-def _submit_with_gpu(submit: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
-    """Return ``ThreadPoolExecutor.submit`` for calls that create tensors on the stand-in: a mode is of one thread."""
+def _run_with_gpu(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    """Return ``Thread.run`` for threads that create tensors on the stand-in: a mode is of one thread."""
 
-    def submit_call(pool: ThreadPoolExecutor, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        def call() -> Any:
-            with _CreatingMode():
-                return function(*arguments, **options)
+    def run_thread(thread: threading.Thread) -> None:
+        with _CreatingMode():
+            run(thread)
 
-        return submit(pool, call)
-
-    return submit_call
+    return run_thread
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def stand_in_gpu() -> Iterator[None]:
     with (
         mock.patch.multiple(torch.cuda, Event=_DoneEvent, **functions),
         mock.patch.object(devices, "_prepare_gpu", lambda device: device),  # it sets up cuBLAS
-        mock.patch.object(ThreadPoolExecutor, "submit", _submit_with_gpu(ThreadPoolExecutor.submit)),
+        mock.patch.object(threading.Thread, "run", _run_with_gpu(threading.Thread.run)),
         _CreatingMode(),
     ):
         yield

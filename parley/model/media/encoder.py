@@ -266,8 +266,10 @@ def _phi4_function(body: Any, kind: MediaKind) -> FeatureFunction:
     part = body.embed_tokens_extend
 
     def place_rows(encoder: nn.Module, token_id: int, embedding_count: torch.Tensor, **features: Any) -> Any:
-        token_ids = torch.full((1, int(embedding_count)), token_id)
-        rows = encoder(token_ids, torch.zeros(*token_ids.shape, body.config.hidden_size), **features)
+        device = next(encoder.parameters()).device
+        token_ids = torch.full((1, int(embedding_count)), token_id, device=device)
+        places = torch.zeros(*token_ids.shape, body.config.hidden_size, device=device)
+        rows = encoder(token_ids, places, **features)
         return BaseModelOutputWithPooling(pooler_output=rows)
 
     if kind == "image":
