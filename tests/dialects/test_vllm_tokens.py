@@ -172,6 +172,13 @@ def test_vllm_tokens_take_transfers_without_effect(params, members):
 TOP = [token(1, -0.25, 1), token(2, -0.5, 2)]
 
 
+def test_vllm_tokens_ignore_what_a_renderer_of_vllm_0_33_adds():
+    """That context is for the parser of ``output_mode`` "derender", which is refused."""
+    parse_context = {"tools": None, "tool_choice": "none", "chat_template_kwargs": {}, "history_tool_call_cnt": 0}
+    assert read_tokens(parse_context=parse_context).request.prompts == [TokensPrompt([5, 6], None)]
+    assert "'tokens' or 'text'" in refusal(parse_context=parse_context, output_mode="derender")["message"]
+
+
 def test_vllm_tokens_answer_has_the_original_bytes():
     reply = read_tokens({"logprobs": 2})
     reply.request.model = "tiny"

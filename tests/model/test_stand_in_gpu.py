@@ -79,8 +79,7 @@ def test_options_of_requests_on_a_gpu(tmp_path):
         {"prediction": list(range(20, 40)), "sampling": SamplingOptions(temperature=0.0), "prompt_logprobs": 1},
     ]
     requests = [
-        EngineRequest(str(k), list(range(3 + k, 30 + k)), 20, seed=k, **members)
-        for k, members in enumerate(options)
+        EngineRequest(str(k), list(range(3 + k, 30 + k)), 20, seed=k, **members) for k, members in enumerate(options)
     ]
     answers = []
     for device in ("cpu", "cuda"):

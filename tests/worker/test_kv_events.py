@@ -22,7 +22,7 @@ HASH = bytes(range(16))
 SHORT = int.from_bytes(HASH[8:], "big")
 
 
-# vllm/distributed/kv_events.py of 0.32.0
+# vllm/distributed/kv_events.py of 0.33.0
 class KVCacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
     pass
 
@@ -42,6 +42,7 @@ class BlockStored(KVCacheEvent):
     locality: str | None = None
     ownership: str | None = None
     session_id: str | None = None
+    lookahead_token_ids: list[list[int]] | None = None
 
 
 class BlockRemoved(KVCacheEvent):
