@@ -117,6 +117,9 @@ of the last `<unused…>` token, and LLaVA's that of the last reserved token, or
 * `mlp` is LLaVA 1.5 and 1.6, and models with CLIP made as they are; other encoders of this kind, such as Moondream's
   and Granite Vision's, are refused. LLaVA 1.5 gets images padded to squares, as its own config and llama.cpp do it.
 * `kimik25` reads images, and no videos.
+* `janus_pro` reads images; the part of Janus that makes images is in no file. `exaone4_5` reads images and videos.
+* `granite_speech` is Granite Speech and its Plus models. Files have the batch norms of the encoder as other numbers,
+  which round otherwise. An adapter, as that of Granite Speech 3.3, is a file of its own (`--lora`).
 * `qwen2.5o` (Qwen2.5-Omni) reads images, videos and audio, and writes text.
 * `qwen3vl_merger` with `qwen3a` beside it is Qwen3-Omni, which reads images, videos and audio, and writes text.
   `qwen3a` alone is Qwen3-ASR.

@@ -37,6 +37,7 @@ ENCODERS = (
     "model.vision_tower.",
     "model.vision_embedder.",
     "model.merger.",
+    "model.aligner.",
     "model.audio_tower.",
     "model.embed_vision.",
     "model.embed_audio.",
@@ -44,6 +45,8 @@ ENCODERS = (
     "model.vision_encoder.",
     "model.vision_projection.",
     "mm_projector.",
+    "encoder.",
+    "projector.",
     "mlp_AR.",
     "image_newline",
 )
@@ -71,8 +74,10 @@ KINDS = {
     "qwen2_5_omni_thinker": gguf.VisionProjectorType.QWEN25O,
     "kimi_k25": gguf.VisionProjectorType.KIMIK25,
     "audioflamingo3": gguf.VisionProjectorType.MUSIC_FLAMINGO,
+    "janus": gguf.VisionProjectorType.JANUS_PRO,
 }
-KINDS |= {name: name for name in ("minicpmv4_6", "minicpmv4_7")}  # which the package does not know yet
+KINDS |= dict.fromkeys(("granite_speech", "granite_speech_plus"), gguf.VisionProjectorType.GRANITE_SPEECH)
+KINDS |= {name: name for name in ("minicpmv4_6", "minicpmv4_7", "exaone4_5")}  # which the package does not know yet
 # Of families whose files name the kinds of both encoders, or only that of sound
 MODAL_KINDS = {
     "gemma4": (gguf.VisionProjectorType.GEMMA4V, gguf.VisionProjectorType.GEMMA4A),
@@ -83,6 +88,8 @@ MODAL_KINDS = {
 # Types of language models that llama.cpp has no architectures of their own for
 TEXT_TYPES = {"gemma4_unified_text": "gemma4_text", "qwen3_omni_moe_text": "qwen3_vl_moe_text"}
 PLAIN_TYPES = ("gemma3_text", "llama", "mistral", "qwen2", "qwen3")  # of language models that need no more than names
+# Of Janus' part that makes images, which the converter leaves out
+IMAGE_MAKERS = ("model.vqmodel.", "model.generation_")
 ENDINGS = (".weight", ".bias", ".input_max", ".input_min", ".output_max", ".output_min")
 # Qwen3-VL's merger has the names of Qwen2-VL's
 MERGER = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}
@@ -100,7 +107,11 @@ def convert_multimodal(target: Path, folder: Path, kind: str = "F32", **options:
     ``kind``: the type of the encoder's linear weights where their shape allows it. ``options``: of ``write_projector``.
     """
     config = json.loads((folder / "config.json").read_text())
-    tensors = load_file(folder / "model.safetensors")
+    tensors = {
+        name: tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+        if not name.startswith(IMAGE_MAKERS)
+    }
     encoder = {name: tensor for name, tensor in tensors.items() if is_encoder(name)}
     plain = write_language_model(target / "plain", folder, config, tensors.keys() - encoder.keys(), tensors)
     write = gguf_files.write_gguf if config["text_config"]["model_type"] in PLAIN_TYPES else convert_folder
@@ -161,6 +172,8 @@ def write_projector(
         add_vision(writer, folder, config)
     if config.get("audio_config") and family != "gemma4_unified":
         add_sound(writer, config)
+    if family.startswith("granite_speech"):
+        add_conformer(writer, config)
     blocks = max(8, config.get("vision_config", {}).get("depth", 0))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, blocks)
     for name, tensor in convert_tensors(config, tensors):
@@ -189,6 +202,27 @@ def add_sound(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_audio_attention_layernorm_eps(sound.get("rms_norm_eps", 1e-5))
 
 
+def add_conformer(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Add the sizes of Granite Speech's encoder."""
+    sound = config["encoder_config"]
+    writer.add_clip_has_audio_encoder(True)
+    writer.add_audio_projection_dim(config["text_config"]["hidden_size"])
+    writer.add_audio_embedding_length(sound["hidden_dim"])
+    writer.add_audio_feed_forward_length(sound["hidden_dim"] * sound["feedforward_mult"])
+    writer.add_audio_block_count(sound["num_layers"])
+    writer.add_audio_head_count(sound["num_heads"])
+    writer.add_audio_num_mel_bins(sound["input_dim"])
+    writer.add_audio_attention_layernorm_eps(1e-5)
+    writer.add_audio_chunk_size(sound["context_size"])
+    writer.add_audio_conv_kernel_size(sound["conv_kernel_size"])
+    writer.add_audio_max_pos_emb(sound["max_pos_emb"])
+    writer.add_audio_projector_window_size(config["window_size"])
+    writer.add_audio_projector_downsample_rate(config["downsample_rate"])
+    writer.add_audio_projector_head_count(config["projector_config"]["num_attention_heads"])
+    if sound.get("cat_hidden_layers"):
+        writer.add_array("clip.audio.feature_layer", sound["cat_hidden_layers"])
+
+
 def add_vision(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]) -> None:
     """Add the sizes of an encoder of images."""
     vision, family = config["vision_config"], config["model_type"]
@@ -207,8 +241,9 @@ def add_vision(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]) ->
         return
     writer.add_vision_embedding_length(vision.get("embed_dim") or vision["hidden_size"])
     # Of Qwen2-VL the converter writes the size of the language model here
-    writer.add_vision_feed_forward_length(vision.get("intermediate_size", vision["hidden_size"]))
-    writer.add_vision_block_count(vision.get("depth") or vision["num_hidden_layers"])
+    width = round(vision["hidden_size"] * vision["mlp_ratio"]) if family == "janus" else vision["hidden_size"]
+    writer.add_vision_feed_forward_length(vision.get("intermediate_size", width))
+    writer.add_vision_block_count(vision.get("num_hidden_layers") or vision["depth"])
     writer.add_vision_head_count(vision.get("num_heads") or vision["num_attention_heads"])
     writer.add_vision_image_mean(image["image_mean"])
     writer.add_vision_image_std(image["image_std"])
@@ -217,11 +252,13 @@ def add_vision(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]) ->
     writer.add_vision_attention_layernorm_eps(eps)
     if family == "gemma3":
         writer.add_vision_projector_scale_factor(round(size // patch / config["mm_tokens_per_image"] ** 0.5))
-    elif family.startswith("qwen"):
+    elif family.startswith(("qwen", "exaone")):
         add_qwen(writer, vision, image)
     elif family.startswith(("glm", "paddle")):
         writer.add_uint32(gguf.Keys.ClipVision.IMAGE_MIN_PIXELS, image["size"]["shortest_edge"])
         writer.add_uint32(gguf.Keys.ClipVision.IMAGE_MAX_PIXELS, image["size"]["longest_edge"])
+    elif family == "janus":
+        writer.add_vision_use_gelu(True)
     elif family in PIXTRALS:
         writer.add_vision_use_gelu(True)
         if "spatial_merge_size" in config:
@@ -269,7 +306,7 @@ def convert_tensors(config: dict[str, Any], tensors: dict[str, torch.Tensor]) ->
         yield from convert(config, tensors)
         return
     deep = config["vision_config"].get("deepstack_visual_indexes", [])
-    keeps_qkv = config["model_type"].startswith(("qwen3", "glm"))
+    keeps_qkv = config["model_type"].startswith(("qwen3", "glm", "exaone"))
     for name, tensor in tensors.items():
         name = name.removeprefix("model.")
         if ".head." in name:  # which Gemma does not use

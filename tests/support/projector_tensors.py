@@ -164,6 +164,37 @@ def convert_paddle(config: dict[str, Any], tensors: Tensors) -> Named:
         yield name.replace("visual.vision_model.", "model.vision_model."), tensor
 
 
+def convert_granite(config: dict[str, Any], tensors: Tensors) -> Named:
+    """Yield Granite Speech's encoder, with batch norms computed, and keys and values of attention apart."""
+    for name, tensor in tensors.items():
+        if name.endswith("batch_norm.weight"):
+            norm = name.removesuffix("weight")
+            scale = tensor / (tensors[norm + "running_var"] + 1e-5).sqrt()
+            yield name, scale
+            yield norm + "bias", tensors[norm + "bias"] - tensors[norm + "running_mean"] * scale
+        elif name.endswith("to_kv.weight"):
+            for part, rows in zip("kv", tensor.chunk(2), strict=True):
+                yield name.replace("to_kv", f"to_{part}"), rows
+        elif name.endswith(("up_conv.weight", "down_conv.weight")):
+            yield name, tensor.squeeze(2)
+        elif name.endswith("depth_conv.conv.weight"):
+            yield name, tensor.squeeze(1)
+        elif ".batch_norm." not in name:
+            yield name, tensor
+
+
+def convert_janus(config: dict[str, Any], tensors: Tensors) -> Named:
+    """Yield Janus' encoder, and the layers after it by their place."""
+    for name, tensor in tensors.items():
+        module, _, ending = name.removeprefix("model.aligner.").rpartition(".")
+        if not name.startswith("model.aligner."):
+            yield name, tensor
+        elif module == "fc1":
+            yield f"mm.0.{ending}", tensor
+        else:
+            yield f"mm.{int(module.removeprefix('hidden_layers.')) + 1}.{ending}", tensor
+
+
 QWEN_3_SOUND = {"multi_modal_projector.linear_": "mm.a.mlp.", "audio_tower.proj": "mm.a.mlp."}
 
 
@@ -228,6 +259,9 @@ CONVERSIONS = {
     "gemma4_unified": convert_unified,
     "qwen3_asr": convert_qwen_3_sound,
     "qwen3_omni_moe_thinker": convert_qwen_3_omni,
+    "granite_speech": convert_granite,
+    "granite_speech_plus": convert_granite,
+    "janus": convert_janus,
     "kimi_k25": convert_kimi,
     "qwen2_5_omni_thinker": convert_omni,
     "paddleocr_vl": convert_paddle,

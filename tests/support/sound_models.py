@@ -122,7 +122,8 @@ GRANITE_SPEECH = Family(
             "max_pos_emb": 16,
             "conv_kernel_size": 5,
         },
-        "projector_config": VISION | {"model_type": "blip_2_qformer", "encoder_hidden_size": 32},
+        "projector_config": VISION
+        | {"model_type": "blip_2_qformer", "encoder_hidden_size": 32, "cross_attention_frequency": 1},
         "has_lora_adapter": False,
         "tie_word_embeddings": True,
     },

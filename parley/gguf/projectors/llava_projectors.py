@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from parley.gguf.header import GgufError
-from parley.gguf.projectors.projector import SIGLIP_BLOCK_NAMES, Projector, same_text
+from parley.gguf.projectors.projector import SIGLIP_BLOCK_NAMES, Filled, Projector, same_text
 from parley.gguf.projectors.projector_file import ProjectorFile
 
 LANGUAGE_MODELS = ("llama", "mistral", "phi3", "qwen2", "gemma")
@@ -50,8 +50,9 @@ def _llava_processor(file: ProjectorFile) -> dict[str, Any]:
     return _processor_config(file, "LlavaProcessor", "LlavaImageProcessor", do_pad=True)
 
 
-def _encoder_width(file: ProjectorFile) -> tuple[int, ...]:
-    return (file.read_count("embedding_length"),)
+def _last_norm(file: ProjectorFile) -> dict[str, Filled]:
+    shape = (file.read_count("embedding_length"),)
+    return {f"vision_tower.post_layernorm.{part}": Filled(shape) for part in ("weight", "bias")}
 
 
 def _processor_config(file: ProjectorFile, name: str, image_name: str, **members: Any) -> dict[str, Any]:
@@ -117,7 +118,7 @@ LLAVA = Projector(
     _llava_encoder,
     _llava_processor,
     variant=llava_variant,
-    unused=dict.fromkeys((f"vision_tower.post_layernorm.{part}" for part in ("weight", "bias")), _encoder_width),
+    filled=_last_norm,
     last_tensor="mm.2.weight",
 )
 LLAVA_NEXT = replace(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from parley.gguf.projectors.projector import Projector, WholeModel
+from parley.gguf.projectors.projector import Filled, Projector, WholeModel
 from parley.gguf.projectors.projector_file import ProjectorFile
 from parley.gguf.projectors.qwen_projectors import (
     FRAMES,
@@ -42,9 +42,9 @@ def _sound_width(file: ProjectorFile) -> int:
     return file.tensor_shape("mm.a.fc.weight")[0]
 
 
-def _edge_shape(file: ProjectorFile) -> tuple[int, ...]:
-    """Return the shape of embeddings of edges of audio, which Transformers' code has and does not use."""
-    return 2, _sound_width(file)
+def _edges(file: ProjectorFile) -> dict[str, Filled]:
+    """Return the embeddings of edges of audio, which Transformers' code has and does not use."""
+    return {"audio_tower.audio_bos_eos_token.weight": Filled((2, _sound_width(file)))}
 
 
 def _omni_encoder(file: ProjectorFile) -> dict[str, Any]:
@@ -102,6 +102,6 @@ QWEN_2_5_OMNI = Projector(
     _omni_encoder,
     partial(omni_processor, "Qwen2_5OmniProcessor"),
     unread=(POSITIONS,),
-    unused={"audio_tower.audio_bos_eos_token.weight": _edge_shape},
+    filled=_edges,
     audio_encoder=OMNI_SOUND,
 )

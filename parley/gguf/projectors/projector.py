@@ -50,6 +50,13 @@ class TensorLayout(NamedTuple):
         return (*shape[:dimensions], math.prod(shape[dimensions:]))
 
 
+class Filled(NamedTuple):
+    """A tensor that files leave out, all of whose numbers are ``value``."""
+
+    shape: tuple[int, ...]
+    value: float = 0.0
+
+
 @dataclass(frozen=True)
 class Projector:
     """A kind of projector file.
@@ -73,8 +80,9 @@ class Projector:
     * ``has_split_axes``: of the numbers of a head, the pairs that rotate by column come first, then those by row;
       Hugging Face format alternates them.
     * ``unread``: beginnings of the names of tensors that are not needed.
-    * ``unused``: tensors of Hugging Face format that files leave out because nothing reads them, and how their shapes
-      are found.
+    * ``filled(file)``: returns the tensors of Hugging Face format that files leave out, because nothing reads them or
+      because they change nothing.
+    * ``query_blocks``, ``query_block_names``: as ``blocks`` and ``block_names``, of a Q-Former after the encoder.
     * ``audio_encoder``: the row of the audio encoder, in files that also have one of images; only its tensors are
       used.
     * ``deep_names``: names of the mergers of further blocks, where {} is their number; by their names in the file.
@@ -101,7 +109,9 @@ class Projector:
     stand_ins: dict[str, str] = field(default_factory=dict)
     complete_text: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: {}
     has_split_axes: bool = False
-    unused: dict[str, Callable[[ProjectorFile], tuple[int, ...]]] = field(default_factory=dict)
+    filled: Callable[[ProjectorFile], dict[str, Filled]] = lambda file: {}
+    query_blocks: str = ""
+    query_block_names: dict[str, str] = field(default_factory=dict)
     audio_encoder: Projector | None = None
     deep_names: dict[str, str] = field(default_factory=dict)
     plain_ids: dict[str, str] = field(default_factory=dict)

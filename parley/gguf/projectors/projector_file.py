@@ -12,8 +12,13 @@ from parley.gguf.architecture import shortest_number
 from parley.gguf.header import GgufError, GgufModel
 
 POSITIONS = "v.position_embd.weight"  # embeddings of patches by place
-# The encoder's letter, the number of the block, the tensor, and its ending
-BLOCK_TENSOR = re.compile(r"([va])\.blk\.(\d{1,5})\.([a-z_0-9]+)\.([a-z_]+)")
+# The encoder's letter, the number of the block, the tensor, and its ending, which few lack
+BLOCK_TENSOR = re.compile(r"([va])\.blk\.(\d{1,5})\.([a-z_0-9]+)(?:\.([a-z_]+))?")
+
+
+def block_key(match: re.Match[str]) -> str:
+    """Return the name of a block's tensor within the block, of a match of ``BLOCK_TENSOR``."""
+    return f"{match[3]}.{match[4]}" if match[4] else match[3]
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from parley.gguf.header import GgufError, GgufModel, GgufTensor
 from parley.gguf.projectors.projector import Projector, TensorLayout
-from parley.gguf.projectors.projector_file import BLOCK_TENSOR, ProjectorFile
+from parley.gguf.projectors.projector_file import BLOCK_TENSOR, ProjectorFile, block_key
 from parley.gguf.projectors.qwen_projectors import deep_layers
 from parley.gguf.projectors.table import open_projector
 
 DEEP_TENSOR = re.compile(r"v\.deepstack\.(\d{1,5})\.(norm|fc1|fc2)\.(weight|bias)")
+QUERY_TENSOR = re.compile(r"a\.proj_blk\.(\d{1,5})\.([a-z_]+)\.(weight|bias)")
 PATCH_PARTS = ("v.patch_embd.weight", "v.patch_embd.weight.1")  # of an image's patch, and of the frame that follows
 TURNED_TENSORS = ("attn_q", "attn_k")
 
@@ -89,7 +90,7 @@ def _check_blocks_of(file: ProjectorFile) -> None:
     blocks: dict[int, set[str]] = {}
     for name in file.model.tensors:
         if (match := BLOCK_TENSOR.fullmatch(name)) and match[1] == letter:
-            blocks.setdefault(int(match[2]), set()).add(f"{match[3]}.{match[4]}")
+            blocks.setdefault(int(match[2]), set()).add(block_key(match))
     expected = set[str]().union(*blocks.values())
     for number in range(max(blocks, default=-1) + 1):
         for name in sorted(expected - blocks.get(number, set())):
@@ -109,7 +110,7 @@ def _join_parts(projector: Projector, file: ProjectorFile, tensors: dict[str, Gg
         raise GgufError(
             f"{file.name} has {first.shape[0]} rows in {first.name}, which {heads or parted} heads cannot share"
         )
-    key = f"{match[3]}.{match[4]}" if match else first.name
+    key = block_key(match) if match else first.name
     layout, read_order = projector.layouts.get(key), projector.ordered.get(key)
     number_order = () if read_order is None else tuple(read_order(file))
     if number_order and len(number_order) != first.shape[-1]:
@@ -154,10 +155,12 @@ def _tensor_name(projector: Projector, block_names: dict[str, str], name: str, d
         return f"{projector.names[stem]}.{ending}"
     if (match := BLOCK_TENSOR.fullmatch(name)) and match[1] == projector.modality[0]:
         block = f"{projector.blocks}{int(match[2])}."
-        if (suffix := f"{match[3]}.{match[4]}") in block_names:
+        if (suffix := block_key(match)) in block_names:
             return block + block_names[suffix]
         if match[3] in block_names and match[4] in ("weight", "bias"):
             return f"{block}{block_names[match[3]]}.{match[4]}"
+    if (match := QUERY_TENSOR.fullmatch(name)) and match[2] in projector.query_block_names:
+        return f"{projector.query_blocks}{int(match[1])}.{projector.query_block_names[match[2]]}.{match[3]}"
     match = DEEP_TENSOR.fullmatch(name)
     if match and int(match[1]) in deep_numbers and match[2] in projector.deep_names:
         return f"{projector.deep_names[match[2]].format(deep_numbers.index(int(match[1])))}.{match[3]}"

@@ -96,6 +96,19 @@ def deep_layers(file: ProjectorFile) -> list[int]:
     return [layer for layer, is_deep in enumerate(marked) if is_deep]
 
 
+def _exaone_vision(file: ProjectorFile) -> dict[str, Any]:
+    """Return the config of EXAONE 4.5's encoder: Qwen2.5-VL's, whose query heads share those of keys. Raises
+    GgufError."""
+    heads, width = file.head_count(HEAD_PARTS), file.read_count("embedding_length")
+    rows = file.tensor_shape("v.blk.0.attn_qkv.weight")[0]
+    key_heads, remainder = divmod(rows - width, 2 * width // heads)
+    if remainder or key_heads < 1 or heads % key_heads:
+        raise GgufError(f"{file.name} has {rows} rows in v.blk.0.attn_qkv.weight, which {heads} heads cannot share")
+    encoder = qwen_2_5_vision(file)
+    del encoder["vision_config"]["tokens_per_second"]
+    return {"vision_config": encoder["vision_config"] | {"num_key_value_heads": key_heads}}
+
+
 def _qwen_processor(name: str, file: ProjectorFile) -> dict[str, Any]:
     is_third = name == "Qwen3VL"
     sizes = {
@@ -172,4 +185,11 @@ QWEN_3_VL = replace(
     },
     read_encoder=qwen_3_vision,
     read_processor=partial(_qwen_processor, "Qwen3VL"),
+)
+EXAONE_4_5 = replace(
+    QWEN_2_5_VL,
+    whole_models={"exaone4": WholeModel("exaone4_5", "Exaone4_5_ForConditionalGeneration", "exaone4")},
+    block_names=QWEN_2_5_VL.block_names | {"attn_qkv": "attn.qkv"},
+    read_encoder=_exaone_vision,
+    read_processor=partial(_qwen_processor, "Exaone4_5_"),
 )

@@ -6,6 +6,8 @@ from parley.gguf.header import GgufError, GgufModel
 from parley.gguf.projectors.gemma_4_projectors import GEMMA_4, GEMMA_4_UNIFIED
 from parley.gguf.projectors.gemma_projectors import GEMMA_3
 from parley.gguf.projectors.glm_projectors import GLM_4_V
+from parley.gguf.projectors.granite_projectors import GRANITE_SPEECH
+from parley.gguf.projectors.janus_projectors import JANUS
 from parley.gguf.projectors.kimi_projectors import KIMI_K2_5
 from parley.gguf.projectors.llava_projectors import LLAVA
 from parley.gguf.projectors.minicpm_projectors import MINICPM_V_4_6, MINICPM_V_4_7
@@ -15,18 +17,21 @@ from parley.gguf.projectors.pixtral_projectors import LIGHT_ON_OCR, PIXTRAL
 from parley.gguf.projectors.projector import Projector
 from parley.gguf.projectors.projector_file import ProjectorFile
 from parley.gguf.projectors.qwen_3_omni_projectors import QWEN_3_ASR, QWEN_3_OMNI
-from parley.gguf.projectors.qwen_projectors import QWEN_2_5_VL, QWEN_2_VL, QWEN_3_VL
+from parley.gguf.projectors.qwen_projectors import EXAONE_4_5, QWEN_2_5_VL, QWEN_2_VL, QWEN_3_VL
 from parley.gguf.projectors.refused_projectors import REFUSED_PROJECTORS
 from parley.gguf.projectors.speech_projectors import AUDIO_FLAMINGO_3, QWEN_2_AUDIO, VOXTRAL
 from parley.gguf.projectors.tiled_projectors import IDEFICS_3, INTERN_VL, LFM_2_VL, LLAMA_4
 
 PROJECTORS = {
+    "exaone4_5": EXAONE_4_5,
     "gemma3": GEMMA_3,
     "gemma4uv": GEMMA_4_UNIFIED,
     "gemma4v": GEMMA_4,
     "glm4v": GLM_4_V,
+    "granite_speech": GRANITE_SPEECH,
     "idefics3": IDEFICS_3,
     "internvl": INTERN_VL,
+    "janus_pro": JANUS,
     "kimik25": KIMI_K2_5,
     "lfm2": LFM_2_VL,
     "lightonocr": LIGHT_ON_OCR,

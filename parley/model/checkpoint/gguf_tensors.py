@@ -179,9 +179,8 @@ def read_projector_entries(projector: GgufModel, file: int) -> dict[str, TensorE
     """
     kind, header = open_projector(projector)
     entries = {name: _join_projector_parts(tensor, file) for name, tensor in projector_tensors(projector).items()}
-    for name, read_shape in kind.unused.items():
-        shape = read_shape(header)
-        entries[name] = TensorEntry(file, torch.float32, shape, 0, 0, join=partial(torch.zeros, shape))
+    for name, (shape, value) in kind.filled(header).items():
+        entries[name] = TensorEntry(file, torch.float32, shape, 0, 0, join=partial(torch.full, shape, value))
     return entries
 
 

@@ -38,6 +38,8 @@ THINKER_PREFIX = "thinker."  # of the tensors of Qwen-Omni's part that writes te
 # Language models whose last tokens the projectors of media embed, and the modules of these
 MEDIA_TOKEN_TYPES, TOKEN_PROJECTORS = {"gemma3n_text"}, ("embed_vision", "embed_audio")
 PREFIX_TYPES = {"paligemma"}  # all tokens of a prompt with images attend to each other
+# Of Janus' part that makes images
+IMAGE_MAKERS = ("model.vqmodel.", "model.generation_", "vqmodel.", "generation_")
 HEAD_PREFIXES = ("lm_head.", "language_model.lm_head.", "model.language_model.lm_head.")
 
 
@@ -80,8 +82,9 @@ def keep_language_model(checkpoint: Checkpoint) -> None:
 
 
 def keep_encoders(checkpoint: Checkpoint) -> None:
-    """Leave out the tensors that ``keep_language_model`` keeps."""
+    """Leave out the tensors that ``keep_language_model`` keeps, and those of a part that makes images."""
     _keep_thinker(checkpoint)
+    _drop_tensors(checkpoint, *IMAGE_MAKERS)
     body_prefix = _find_body_prefix(checkpoint)
     if body_prefix == BODY_PREFIX and any(name.startswith(ENCODERS_IN_BODY) for name in checkpoint.tensor_names):
         checkpoint.select_tensors({prefix: prefix for prefix in ENCODERS_IN_BODY})

@@ -17,7 +17,7 @@ import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
 from parley.model.checkpoint.mlx import has_mlx_layout
-from parley.model.load.multimodal import keep_encoders
+from parley.model.load.multimodal import IMAGE_MAKERS, keep_encoders
 from parley.text.media_family import ENCODER_CONFIGS, MediaFamily, has_unread_media, read_media_family, writer_config
 from parley.text.tokens.json_files import BadTokenizer, read_json_object
 from parley.types import ParleySettings
@@ -187,6 +187,9 @@ def _build_model(towers: MediaTowers, tensors: dict[str, torch.Tensor]) -> Any:
             raise LoadError(
                 f"Transformers cannot load the encoder of this {model_type} model: {one_line(error)}"
             ) from error
+    for name, _ in list(model.base_model.named_children()):
+        if f"model.{name}.".startswith(IMAGE_MAKERS):
+            delattr(model.base_model, name)
     for name, shape, expected in sorted(report["mismatched_keys"]):
         raise LoadError(f"Tensor {name} has shape {list(shape)}; the config asks for {list(expected)}.")
     head = model.get_output_embeddings()
