@@ -26,6 +26,12 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # The hub's name of a GGUF file: ``owner/name:QUANT`` or ``owner/name/FILE.gguf``, which may be in a folder
 HUB_GGUF_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([\w.-]+)|/((?:\w[\w. -]*/)*\w[\w. -]*\.gguf))")
 
+# A model's address: its page on the hub, or that of one of its files or revisions; also as other servers write it
+HUB_ADDRESS = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+?)"
+    r"(?:/(?:blob|resolve|tree)/([^/?#]+)(?:/([^?#]+?))?)?/*(?:[?#].*)?"
+)
+
 SHOWN_FILES = 8  # of a repository that lacks the one that was asked for
 
 ReportProgress = Callable[[str, float], None]  # called with the stage and the progress, 0..1
@@ -39,6 +45,15 @@ def is_hub_name(model: str) -> bool:
     """Whether the hub may have a model of this name, which may end with ``@revision``."""
     name = model.partition("@")[0]
     return bool(HUB_NAME.fullmatch(name) or HUB_GGUF_NAME.fullmatch(name))
+
+
+def name_in_address(model: str) -> str:
+    """Return the hub's name of the model that an address of the hub means; any other text as it is."""
+    match = HUB_ADDRESS.fullmatch(model)
+    if match is None:
+        return model
+    name, revision, file = match.groups()
+    return name + f"/{file}" * bool(file) + f"@{revision}" * (revision not in (None, "main"))
 
 
 def find_cached(model: str, *, needs_weights: bool, needs_projector: bool = True) -> Path | None:
@@ -118,6 +133,8 @@ def download_model(
             with contextlib.suppress(OSError):  # another process has removed it, or the cache is read-only
                 mark.unlink()
         meter.set_done(meter.total)  # of equal files one is downloaded
+        if needs_weights and not chosen_names and not any(Path(folder).glob(WEIGHT_PATTERN)):
+            _refuse_unnamed_gguf(model, name, arguments)
         return Path(folder, *chosen_names[:1])
     except ModelMissing:
         raise
@@ -168,13 +185,29 @@ def _choose_on_hub(model: str, name: str, arguments: dict[str, Any], needs_proje
     names = list_repo_files(name, revision=arguments["revision"])
     chosen_names = choose_gguf(names, gguf[2], gguf[3])
     if not chosen_names:
-        gguf_names = [name for name in names if name.endswith(GGUF_SUFFIX)]
-        shown_names = (
-            ", ".join(gguf_names[:SHOWN_FILES]) + ", …" * (len(gguf_names) > SHOWN_FILES) if gguf_names else "none"
-        )
-        raise ModelMissing(f"{model} cannot be served: {name} has no such GGUF file; it has {shown_names}.")
+        raise ModelMissing(f"{model} cannot be served: {name} has no such GGUF file; it has {_shown_ggufs(names)}.")
     projector = choose_projector(names, chosen_names[0]) if needs_projector else None
     return chosen_names if projector is None else [*chosen_names, projector]
+
+
+def _refuse_unnamed_gguf(model: str, name: str, arguments: dict[str, Any]) -> None:
+    """Raise ModelMissing if a repository without other weights has GGUF files, of which the user has to name one."""
+    from huggingface_hub import list_repo_files
+
+    names = list_repo_files(name, revision=arguments["revision"])
+    example = next((file for file in names if choose_gguf(names, None, file)), None)
+    if example is not None:
+        revision = model.partition("@")[2]
+        raise ModelMissing(
+            f"{model} cannot be served: its weights are GGUF files; name one of them, such as "
+            f"{name}/{example}{'@' * bool(revision)}{revision}; it has {_shown_ggufs(names)}."
+        )
+
+
+def _shown_ggufs(names: list[str]) -> str:
+    """Return the first GGUF files of a repository, as part of a sentence."""
+    gguf_names = [name for name in names if name.endswith(GGUF_SUFFIX)]
+    return ", ".join(gguf_names[:SHOWN_FILES]) + ", …" * (len(gguf_names) > SHOWN_FILES) if gguf_names else "none"
 
 
 def _bytes_to_download(name: str, arguments: dict[str, Any]) -> int:

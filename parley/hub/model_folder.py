@@ -23,6 +23,7 @@ from parley.hub.download import (
     find_cached,
     find_cached_projector,
     is_hub_name,
+    name_in_address,
 )
 from parley.types import ModelOverrides
 from parley.weight_shards import INDEX_NAME, MAKER_PREFIX, find_shards
@@ -38,6 +39,7 @@ def served_name(model: str | None) -> str:
     """Return the model's default name in the API: its hub name, or the last part of its folder."""
     if not model or model == BUILT_IN:
         return BUILT_IN
+    model = name_in_address(model)
     if not _is_path(model):
         return model
     return Path(os.path.abspath(os.path.expanduser(model))).name.removesuffix(GGUF_SUFFIX)  # links keep their name
@@ -52,9 +54,10 @@ def resolve_model(
 ) -> Path:
     """Return the folder of a model; download it if necessary. Blocks. Raises ModelMissing.
 
-    ``model`` is a folder, a GGUF file, a hub name (``owner/name`` or that of a GGUF file, optionally ``@revision``), or
-    None or "parley-demo" for the built-in one. A complete entry of the Hugging Face cache is used as it is, without
-    asking the network. Without ``needs_weights`` the files with weights may be missing, and are not downloaded.
+    ``model`` is a folder, a GGUF file, a hub name (``owner/name`` or that of a GGUF file, optionally ``@revision``), an
+    address of the hub, or None or "parley-demo" for the built-in one. A complete entry of the Hugging Face cache is
+    used as it is, without asking the network. Without ``needs_weights`` the files with weights may be missing, and are
+    not downloaded.
     """
     name = _name_with_revision(model, overrides.revision)
     folder = _find_plain(name, overrides, needs_weights=needs_weights)
@@ -91,6 +94,7 @@ def _missing_draft(error: ModelMissing) -> ModelMissing:
 
 def pull_model(name: str, report: ReportProgress = lambda stage, fraction: None) -> Path:
     """Download a model by its name on the hub; no folder of that name is looked at. Blocks. Raises ModelMissing."""
+    name = name_in_address(name)
     if not is_hub_name(name) or os.path.exists(name):
         raise ModelMissing(f"{name[:100]} cannot be pulled: it is no name of a model on the hub.")
     return check_model_folder(_apply_overrides(_open_gguf(download_model(name, report), is_on_hub=True), name), name)
@@ -113,7 +117,7 @@ def find_model(
 
 def _name_with_revision(model: str | None, revision: str) -> str:
     """Return the name of the model with its revision on the hub. Raises ModelMissing if it can have none."""
-    name = model or BUILT_IN
+    name = name_in_address(model or BUILT_IN)
     if not revision:
         return name
     if name == BUILT_IN or _is_path(name):

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parley import foreign_files, hub
-from parley.hub.download import _unfinished_mark
+from parley.hub.download import _unfinished_mark, name_in_address
 from parley.hub.transfer import TransferMeter, format_bytes
 
 COMMIT = "a" * 40
@@ -318,6 +318,34 @@ def test_missing_gguf_file_error_lists_the_gguf_files_of_the_repository(tmp_path
     assert answer.startswith(
         "missing: owner/ggufs:Q2_K cannot be served: owner/ggufs has no such GGUF file; it has m-Q8_0"
     )
+
+
+def test_a_repository_of_gguf_files_asks_for_the_name_of_one(tmp_path, running_server):
+    answer, _ = resolve_in_process("https://hf.co/owner/ggufs", tmp_path, running_server.server_port)
+    assert answer.startswith(
+        "missing: owner/ggufs cannot be served: its weights are GGUF files; name one of them, such as "
+        "owner/ggufs/m-Q8_0.gguf; it has m-Q8_0.gguf, Q4_K_M/m-Q4_K_M-00001-of-00002.gguf, "
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("hf.co/owner/model:Q4_K_M", "owner/model:Q4_K_M"),
+        ("huggingface.co/owner/model@v1", "owner/model@v1"),
+        ("https://huggingface.co/owner/model/", "owner/model"),
+        ("https://www.huggingface.co/owner/model?library=parley", "owner/model"),
+        ("https://huggingface.co/owner/model/tree/main", "owner/model"),
+        ("https://huggingface.co/owner/model/tree/v1", "owner/model@v1"),
+        ("https://huggingface.co/owner/model/blob/main/a/m-Q8_0.gguf", "owner/model/a/m-Q8_0.gguf"),
+        ("https://hf.co/owner/model/resolve/v1/m.gguf?download=true", "owner/model/m.gguf@v1"),
+        ("owner/model", "owner/model"),
+        ("./hf.co/owner/model", "./hf.co/owner/model"),
+        ("https://example.com/owner/model", "https://example.com/owner/model"),
+    ],
+)
+def test_an_address_of_the_hub_means_its_model(address, name):
+    assert name_in_address(address) == name
 
 
 COMMANDS = """
