@@ -248,8 +248,10 @@ def find_architecture(model: GgufModel) -> Architecture:
         reason = REFUSED_ARCHITECTURES[name]
         raise GgufError(f"{file} has the architecture {name}, which is not read from GGUF: {reason}")
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        readable = ", ".join(ARCHITECTURES)
-        raise GgufError(f"{file} has the architecture {str(name)[:100]}, which is not read from GGUF; {readable} are")
+        raise GgufError(
+            f"{file} has the architecture {str(name)[:100]}, which is none of the {len(ARCHITECTURES)} that are read "
+            "from GGUF (docs/models.md lists them)"
+        )
     architecture = ARCHITECTURES[name]
     if model.metadata.get(name + ".expert_count"):
         if architecture.mixture is None:

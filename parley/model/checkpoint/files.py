@@ -14,6 +14,7 @@ import math
 import mmap
 import os
 import re
+import reprlib
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -54,6 +55,8 @@ MAX_HEADER_BYTES = 100_000_000  # bytes; the format's own limit
 PART_COUNT = re.compile(r"(?:^|_)(?:n|num|decoder|encoder)_(?:\w+_)?(?:layers?|heads?|experts?|blocks?)(?:_|$)")
 MAX_PARTS = 1 << 16
 MAX_COUNT_NAME = 100  # most characters of such a member's name; a search in much longer names could take hours
+# Members whose numbers are never below zero: bases of rotary embeddings, and what norms add to variances
+NEVER_NEGATIVE = re.compile(r"(?:.*_)?(?:theta|base_freq|eps|epsilon)")
 LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 
 
@@ -83,7 +86,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = dict(writer_config(config))
     if not isinstance(config.get("model_type"), str):
         raise LoadError(f"{folder / 'config.json'} does not name a model_type, so the architecture is unknown.")
-    _check_part_counts(config)
+    _check_numbers(config)
     if config.get("quantization_config") is None and (folder / MODEL_OPT_CONFIG).exists():
         section = _read_json(folder / MODEL_OPT_CONFIG, "though it was there a moment ago").get("quantization")
         if isinstance(section, dict) and section.get("quant_algo"):
@@ -91,18 +94,33 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _check_part_counts(config: dict[str, Any]) -> None:
-    """Raise LoadError if a config claims more parts than any model has, because the loader iterates over them, or a
-    negative number of layers."""
+def _check_numbers(config: dict[str, Any]) -> None:
+    """Raise LoadError if a config claims more parts than any model has, because the loader iterates over them, a
+    negative number of layers, or a number that makes all results NaN."""
     pending = [config]
     while pending:
         for name, value in pending.pop().items():
             if isinstance(value, dict):
                 pending.append(value)
+            elif _makes_nan(name, value):
+                shown_name, shown = name[:MAX_COUNT_NAME], reprlib.repr(value)
+                raise LoadError(f"The model's config.json gives {shown_name} as {shown}; that is impossible.")
             elif type(value) is int and value > MAX_PARTS and len(name) <= MAX_COUNT_NAME and PART_COUNT.search(name):
-                raise LoadError(f"The model's config.json gives {name} as {value}; at most {MAX_PARTS} are possible.")
+                raise LoadError(
+                    f"The model's config.json gives {name} as {reprlib.repr(value)}; at most {MAX_PARTS} are possible."
+                )
             elif type(value) is int and value < 0 and name in LAYER_COUNTS:
-                raise LoadError(f"The model's config.json gives {name} as {value}; it is a number of layers.")
+                raise LoadError(
+                    f"The model's config.json gives {name} as {reprlib.repr(value)}; it is a number of layers."
+                )
+
+
+def _makes_nan(name: str, value: Any) -> bool:
+    """Whether a member of a config is NaN, or a number below zero or without end where none can be."""
+    if type(value) not in (int, float):
+        return False
+    is_bounded = len(name) <= MAX_COUNT_NAME and NEVER_NEGATIVE.fullmatch(name)
+    return bool(value != value or (is_bounded and not 0 <= value < math.inf))
 
 
 class Checkpoint:

@@ -30,6 +30,8 @@ from parley.text.tokens.text_encoder import TextEncoder
 from parley.text.tokens.token_bytes import compile_decoder
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+MAX_UNUSED_IDS = 1 << 17  # without a token, below the highest id; each takes time and memory
+MAX_REASON_LENGTH = 200  # characters
 UNLIMITED_LENGTH = 10**9  # a larger model_max_length means that no limit was set
 
 
@@ -84,7 +86,9 @@ class Tokenizer(TextEncoder):
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception for any fault in the file
-            raise BadTokenizer(f"tokenizer.json of the model cannot be read: {str(error).rstrip('.')}.") from error
+            reason = str(error)[:MAX_REASON_LENGTH].rstrip(".")  # may quote a whole member of the file
+            raise BadTokenizer(f"tokenizer.json of the model cannot be read: {reason}.") from error
+        _check_ids(backend)
         config = _read_token_config(folder)
         named_tokens = _named_tokens(config)
         _add_missing_tokens(backend, config, named_tokens)
@@ -197,6 +201,17 @@ class Tokenizer(TextEncoder):
         if self._token_decoders is None:
             return self.backend.decode([token_id], skip_special_tokens=False).encode()
         return self._token_decoders[0](token)
+
+
+def _check_ids(backend: tokenizers.Tokenizer) -> None:
+    """Raise BadTokenizer if a token has an id far beyond the number of tokens."""
+    vocabulary = backend.get_vocab()
+    token, token_id = max(vocabulary.items(), key=lambda entry: entry[1], default=("", -1))
+    if token_id >= (limit := len(vocabulary) + MAX_UNUSED_IDS):
+        raise BadTokenizer(
+            f"tokenizer.json of the model gives the token {token[:50]!r} the id {token_id}; with {len(vocabulary)} "
+            f"tokens, ids below {limit} are possible."
+        )
 
 
 def _explain_missing(folder: Path) -> str:

@@ -14,6 +14,7 @@ from parley.cli import doctor
 from parley.model.checkpoint.files import LoadError
 from parley.model.encoder_runner import EncoderRunner
 from parley.model.load.check import check_model
+from parley.model.runner import DecoderRunner
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import resolve_options
 from parley.text.text_pipeline import TextPipeline
@@ -41,14 +42,19 @@ class Served(NamedTuple):
     vectors: list[torch.Tensor]
 
 
-def serve_folder(named: Path, dtype: str, **settings: Any) -> Served:
-    """Do what ``parley serve`` does with a model, then answer PROMPTS greedily. Raises ModelRefused."""
+def load_folder(named: Path, dtype: str, **settings: Any) -> tuple[DecoderRunner | EncoderRunner, ModelInfo]:
+    """Do what ``parley serve`` does with a model. Raises ModelRefused."""
     try:
         folder = hub.resolve_model(str(named))
         TextPipeline.from_folder(str(folder))
-        runner, info = load_test_runner(folder, dtype=dtype, **settings)
+        return load_test_runner(folder, dtype=dtype, **settings)
     except (hub.ModelMissing, BadTokenizer, LoadError) as error:
         raise ModelRefused(str(error)) from None
+
+
+def serve_folder(named: Path, dtype: str, **settings: Any) -> Served:
+    """Load a model, then answer PROMPTS greedily. Raises ModelRefused."""
+    runner, info = load_folder(named, dtype, **settings)
     if isinstance(runner, EncoderRunner):
         requests = [EngineRequest(str(i), prompt, 0, pooling=PoolingOptions()) for i, prompt in enumerate(PROMPTS)]
         answers, _ = serve_requests(runner, requests)
