@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from parley.cache_folders import remove_scratch_folders, user_cache_folder, write_whole_folder
-from parley.gguf.header import PART_NAME, GgufError, GgufModel, part_paths, read_model
+from parley.gguf.header import PART_NAME, GgufError, GgufModel, part_paths, read_header, read_model
 from parley.gguf.model_config import model_config, read_factors_from
 from parley.gguf.pooling_files import pooling_files
 from parley.gguf.projectors.projector_tensors import check_block_tensors, projector_tensors
@@ -36,13 +36,26 @@ LINK_FOLDER = "gguf"
 PROJECTOR_FOLDER = "mmproj"
 LINK_PATTERN = LINK_FOLDER + "/**/*" + GGUF_SUFFIX
 PROJECTOR_MARK = "mmproj"  # in the names of llama.cpp's image and audio encoders, which are files of their own
+MODEL = "model"  # the value of ``general.type``
 BITS_IN_NAME = re.compile(r"(?:B?F|I?Q)(\d+)", re.IGNORECASE)
 
 
 def gguf_files(folder: Path) -> list[Path]:
-    """Return the models among the GGUF files of a folder: of a split model only the first part."""
-    names = sorted(path for path in folder.glob("*" + GGUF_SUFFIX) if not _is_projector(path.name))
-    return [path for path in names if part_paths(path)[0] == path or PART_NAME.fullmatch(path.name) is None]
+    """Return the models among the GGUF files of a folder: of a split model only the first part.
+
+    Of several files those are left out that say that they hold something else, such as the statistics of a quantizer.
+    """
+    paths = sorted(path for path in folder.glob("*" + GGUF_SUFFIX) if not _is_projector(path.name))
+    models = [path for path in paths if part_paths(path)[0] == path or PART_NAME.fullmatch(path.name) is None]
+    return models if len(models) < 2 else [path for path in models if _may_hold_model(path)] or models
+
+
+def _may_hold_model(path: Path) -> bool:
+    """Whether a GGUF file holds a model, or cannot be read."""
+    try:
+        return bool(read_header(path, 0)[0].get("general.type", MODEL) == MODEL)
+    except GgufError:
+        return True
 
 
 def projector_files(folder: Path) -> list[Path]:

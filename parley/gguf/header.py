@@ -14,6 +14,7 @@ import reprlib
 import stat
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -261,7 +262,7 @@ class _HeaderReader:
     def has_prism_blocks(self, entries: list[tuple[str, tuple[int, ...], int, int]], data_start: int) -> bool:
         """Whether a tensor of Q2_0 has room for the larger blocks only, before the next tensor."""
         offsets = sorted({offset for *_, offset in entries})
-        ends = dict(zip(offsets, [*offsets[1:], self.size - data_start], strict=True))
+        ends = dict(pairwise([*offsets, self.size - data_start]))
         usual = BLOCK_TYPES[Q2_0]
         return any(
             type_number == Q2_0 and offset + math.prod(shape) // usual.numbers * usual.size > ends[offset]

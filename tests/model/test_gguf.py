@@ -412,6 +412,11 @@ def test_folder_with_several_gguf_models_needs_a_name(tmp_path):
     (tmp_path / "models").mkdir()
     path = write_gguf(tmp_path / "models" / "a.gguf", write_folder(tmp_path / "folder", "llama"))
     (tmp_path / "models" / "mmproj-a.gguf").write_bytes(b"")
+    statistics = gguf.GGUFWriter(path.with_name("a-imatrix.gguf"), "llama")  # of a quantizer
+    statistics.add_type("imatrix")
+    close_writer(statistics)
+    with pytest.raises(hub.ModelMissing, match=r"a-imatrix\.gguf holds the statistics of a quantizer and no model"):
+        hub.resolve_model(str(path.with_name("a-imatrix.gguf")))
     assert hub.resolve_model(str(path.parent)) == hub.resolve_model(str(path))
     assert hub.served_name(str(path)) == "a" and hub.served_name("owner/name:Q4_K_M") == "owner/name:Q4_K_M"
     shutil.copy(path, path.with_name("b.gguf"))
