@@ -88,7 +88,8 @@ These values of `general.architecture` are read:
 All others are refused, those of llama.cpp with the reason (`parley/gguf/refused_architectures.py`).
 
 Architectures that the zoo does not list are compared with the folders that they were made from, in
-`tests/model/test_gguf_*.py`. Layers that predict further tokens are left out.
+`tests/model/test_gguf_*.py`. Layers that predict further tokens are left out. Files of `minimax-m3` by early converters
+lack the indexers, so tokens attend to all before them.
 
 Embedding models give the vectors of their folders (`tests/model/test_gguf_encoders.py`). Their pooling is that of the
 file, and vectors have length 1, as llama.cpp makes them, unless the file says that they have not. `bert` is also

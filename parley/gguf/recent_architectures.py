@@ -1,4 +1,5 @@
-"""Recent decoders in GGUF files: Command A+, Granite with windows, Hy3, Kolibri 1, Laguna, Mellum 2, SmallThinker."""
+"""Recent decoders in GGUF files: Command A+, Granite with windows, Hy3, Kolibri 1, Laguna, Mellum 2, MiniMax-M3 and
+SmallThinker."""
 
 from __future__ import annotations
 
@@ -55,6 +56,23 @@ def complete_hy_3(model: GgufModel, config: dict[str, Any]) -> None:
             f"{model.paths[0].name} gives expert_shared_feed_forward_length as {shared}, no multiple of {width}"
         )
     config["n_shared_experts"] = shared // width
+
+
+def complete_minimax_m3(model: GgufModel, config: dict[str, Any]) -> None:
+    """Add which layers have a mixture and which an indexer, and the widths, which converters write in different fields.
+    Files of the first converters have no indexers; all tokens attend to all before them there. Raises GgufError."""
+    _check_normalized(model, config)
+    _list_mixtures(model, config)
+    count, tensors = config["num_hidden_layers"], model.tensors
+    config["layer_types"] = [
+        "minimax_m3_sparse" if f"blk.{layer}.indexer.q_proj.weight" in tensors else FULL for layer in range(count)
+    ]
+    config["intermediate_size"] = read_size(model, "expert_feed_forward_length")
+    config.pop("moe_intermediate_size", None)
+    for field, stem in (("dense_intermediate_size", "ffn_gate"), ("shared_intermediate_size", "ffn_gate_shexp")):
+        names = (f"blk.{layer}.{stem}.weight" for layer in range(count))
+        if (tensor := next((tensors[name] for name in names if name in tensors), None)) is not None:
+            config[field] = tensor.shape[0]
 
 
 def complete_mellum(model: GgufModel, config: dict[str, Any]) -> None:
@@ -201,6 +219,22 @@ KOLIBRI = Architecture(
     complete=check_kolibri,
 )
 MELLUM = Architecture("mellum", "MellumForCausalLM", fields={"norm_topk_prob": True}, complete=complete_mellum)
+MINIMAX_M3 = Architecture(
+    "minimax_m3_vl_text",
+    "MiniMaxM3VLForCausalLM",
+    DEEPSEEK_MIXTURE_NAMES
+    | {f"indexer.{part}": f"self_attn.indexer.{part}" for part in ("q_proj", "k_proj", "q_norm", "k_norm")},
+    norm_offset=1.0,
+    keys={
+        "attention.indexer.head_count": "index_n_heads",
+        "attention.indexer.key_length": "index_head_dim",
+        "attention.indexer.top_k": "index_topk_blocks",
+        "attention.indexer.block_size": "index_block_size",
+        "attention.indexer.local_blocks": "index_local_blocks",
+    },
+    gating=SIGMOID,
+    complete=complete_minimax_m3,
+)
 SMALL_THINKER = Architecture(
     "smallthinker",
     "SmallThinkerForCausalLM",
@@ -216,5 +250,6 @@ RECENT_ARCHITECTURES = {
     **dict.fromkeys(("kolibri1", "kolibri"), replace(KOLIBRI, mixture=KOLIBRI)),
     "laguna": replace(LAGUNA, mixture=LAGUNA),
     "mellum": replace(MELLUM, mixture=MELLUM),
+    "minimax-m3": replace(MINIMAX_M3, mixture=MINIMAX_M3),
     "smallthinker": replace(SMALL_THINKER, mixture=SMALL_THINKER),
 }

@@ -94,12 +94,32 @@ def answers(folder):
 
 @pytest.mark.parametrize(
     ("architecture", "extra_layers"),
-    [("gpt_oss", 0), ("glm4_moe", 1), ("minimax_m2", 0), ("granitemoe", 0), ("granitemoeshared", 0)],
+    [
+        ("gpt_oss", 0),
+        ("glm4_moe", 1),
+        ("minimax_m2", 0),
+        ("minimax_m3", 0),
+        ("granitemoe", 0),
+        ("granitemoeshared", 0),
+    ],
 )
 def test_answers_of_mixtures_equal_those_of_the_folder(architecture, extra_layers, tmp_path):
     folder = tiny_models.write_model(tmp_path / "folder", architecture, dtype="float32")
     unpacked = unpack_gguf(convert_folder(tmp_path / "model.gguf", folder, extra_layers=extra_layers))
     assert answers(unpacked) == answers(folder)
+
+
+def test_minimax_m3_without_indexers_attends_to_all_tokens(tmp_path):
+    """As in files of the first converters."""
+    folder = tiny_models.model_folder("minimax_m3", dtype="float32")
+    model = read_model(convert_folder(tmp_path / "model.gguf", folder))
+    assert model_config(model)["layer_types"] == ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"]
+    for name in [name for name in model.tensors if ".indexer." in name]:
+        del model.tensors[name]
+    assert model_config(model)["layer_types"] == ["full_attention"] * 3
+    model.metadata["minimax-m3.expert_weights_norm"] = False
+    with pytest.raises(GgufError, match="gives expert_weights_norm as False; only True is read here"):
+        model_config(model)
 
 
 def write_family(folder, name, fields):

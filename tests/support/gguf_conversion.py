@@ -26,7 +26,7 @@ from support.gguf_latents import (
     convert_kimi,
     split_latent_up,
 )
-from support.gguf_recent import STAND_INS, add_recent, join_experts, recent_name
+from support.gguf_recent import STAND_INS, add_recent, join_experts, recent_name, split_gates
 from support.gguf_step import add_step
 from support.gguf_windows import add_ling, add_mimo
 
@@ -37,6 +37,7 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
     "minimax_m2": "minimax-m2",
+    "minimax_m3_vl_text": "minimax-m3",
     "granitemoe": "granitemoe",
     "granitemoeshared": "granitemoe",
     "granitemoehybrid": "granitehybrid",
@@ -223,6 +224,8 @@ def convert_folder(
         stored = convert_kimi(stored)
     if splits_latents:
         stored = split_latent_up(config, stored)
+    if kind == "minimax_m3_vl_text":
+        stored = split_gates(stored)
     if kind == "apertus":
         stored = add_activations(writer, layers, stored)
     if turns_heads or kind in PERMUTED:
@@ -477,7 +480,7 @@ def convert_tensors(
             prefix = f"{name.split('.block')[0].split('.shared')[0]}.mlp.{stem.replace('mlp', 'expert')}"
             for part, half in zip(("gate", "up"), tensor.chunk(2, -2), strict=True):
                 yield f"{prefix}.{part}_proj.weight", half
-        elif kind in ("nemotron", "step3p5") and name.endswith("norm.weight"):
+        elif kind in ("nemotron", "step3p5", "minimax_m3_vl_text") and name.endswith("norm.weight"):
             yield name, tensor.float() + 1
         elif ".feed_forward.experts." in name:
             yield name.removeprefix("model."), tensor

@@ -1,4 +1,5 @@
-"""What llama.cpp's converter writes of Command A+, Hy3, Kolibri 1, Laguna, Mellum 2, Mistral 4 and MiMo-V2.5.
+"""What llama.cpp's converter writes of Command A+, Hy3, Kolibri 1, Laguna, Mellum 2, MiniMax-M3, Mistral 4 and
+MiMo-V2.5.
 
 The gguf package does not know all of them; it names the tensors of others that are alike.
 """
@@ -17,12 +18,19 @@ STAND_INS = {
     "hy_v3": "dots1",
     "laguna": "dots1",
     "mellum": "dots1",
+    "minimax-m3": "dots1",
     "kolibri1": "dots1",
     "kolibri": "dots1",
     "flex-olmo": "olmo2",
     "granite_swa": "granitehybrid",
 }
 
+# Of the indexers of MiniMax-M3
+BLOCK_COUNTS = {
+    "index_topk_blocks": "top_k",
+    "index_block_size": "block_size",
+    "index_local_blocks": "local_blocks",
+}
 OTHER_NAMES = {
     r"moe\.router\.expert_bias\.bias": "exp_probs_b.bias",
     r"post_attn_norm\.weight": "post_attention_norm.weight",
@@ -35,6 +43,10 @@ OTHER_NAMES = {
     r"self_attn\.sinks\.weight": "attn_sinks.weight",
     r"self_attn\.g_proj\.weight": "attn_gate.weight",
     r"mlp\.experts\.e_score_correction\.bias": "exp_probs_b.bias",
+    **{
+        rf"self_attn\.indexer\.{part}\.weight": f"indexer.{part}.weight"
+        for part in ("q_proj", "k_proj", "q_norm", "k_norm")
+    },
 }
 
 
@@ -62,6 +74,13 @@ def add_recent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any
         writer.add_expert_shared_count(1)
         writer.add_sliding_window_pattern([layer_type == "sliding_attention" for layer_type in config["layer_types"]])
         return {"intermediate_size": config["moe_intermediate_size"]}
+    if writer.arch == "minimax-m3":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(True)
+        for field, key in BLOCK_COUNTS.items():
+            writer.add_uint32(f"minimax-m3.attention.indexer.{key}", config[field])
+        inner = config["intermediate_size"]
+        return {"intermediate_size": config["dense_intermediate_size"], "moe_intermediate_size": inner}
     if writer.arch == "granite_swa":
         writer.add_sliding_window_pattern([layer_type == "sliding_attention" for layer_type in config["layer_types"]])
         writer.add_array("granite_swa.attention.rope_pattern", [base > 0 for base in config["layer_rope_theta"]])
@@ -111,3 +130,16 @@ def join_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         elif not name.endswith("_up_exps.weight"):
             joined[name] = tensor
     return joined
+
+
+def split_gates(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors with gates and ups apart, as MiniMax-M3 was published, and names of all experts' with a suffix."""
+    split: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        stem = name.removesuffix(".weight")
+        if stem.endswith("gate_up_proj"):
+            for part, rows in zip(("gate_proj", "up_proj"), tensor.chunk(2, -2), strict=True):
+                split[f"{stem.removesuffix('gate_up_proj')}{part}.weight"] = rows
+        else:
+            split[stem + ".weight" * (name != stem or stem.endswith(".down_proj"))] = tensor
+    return split

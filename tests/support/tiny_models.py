@@ -422,7 +422,8 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_local_experts": 6, "num_experts_per_tok": 2, "num_hidden_layers": 3, "index_n_heads": 2}
         | {"layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"], "index_head_dim": 24}
         | {"mlp_layer_types": ["dense", "sparse", "sparse"], "index_topk_blocks": 3, "index_block_size": 16}
-        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+        | {"rotary_dim": 16},
     ),
     "minimax_m2": (
         "minimax_m2",

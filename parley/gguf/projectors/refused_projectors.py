@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+OTHER_CODE = "with images its model runs through Transformers' code, for which GGUF files are not read"
 FOLDER_ONLY = "parley reads this encoder from the folder of its model only"
 NO_ENCODER = "parley has no such encoder"
 # By the names in ``clip.projector_type``
@@ -13,9 +14,9 @@ REFUSED_PROJECTORS = {
     "gemma3na": FOLDER_ONLY,
     "gemma3nv": FOLDER_ONLY,
     "glma": FOLDER_ONLY,
-    "granite4_vision": FOLDER_ONLY,
-    "hunyuanocr": FOLDER_ONLY,
-    "hunyuanvl": FOLDER_ONLY,
+    "granite4_vision": OTHER_CODE,
+    "hunyuanocr": OTHER_CODE,
+    "hunyuanvl": OTHER_CODE,
     "kimivl": NO_ENCODER,
     "ldp": NO_ENCODER,  # MobileVLM
     "ldpv2": NO_ENCODER,

@@ -219,7 +219,7 @@ def _both_layouts(names: MixtureNames) -> tuple[MixtureNames, ...]:
     return names, replace(names, router="mlp.gate", gate_up=("mlp.experts.gate_up_proj",), down="mlp.experts.down_proj")
 
 
-def _gguf_layout(names: MixtureNames) -> MixtureNames:
+def gguf_layout(names: MixtureNames) -> MixtureNames:
     """Return the names of tensors of GGUF files, as ``gguf/architectures.py`` makes them."""
     gate_up = ("mlp.experts.gate_exps.weight", "mlp.experts.up_exps.weight")
     down = "mlp.experts.down_exps.weight"
@@ -251,25 +251,25 @@ MIXTRAL_NAMES = MixtureNames(
     gate_up=("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
     down="block_sparse_moe.experts.{}.w2",
 )
-MIXTRAL_MIXTURE = MixtureFamily((*_both_layouts(MIXTRAL_NAMES), _gguf_layout(MIXTRAL_NAMES)), normalized=True)
+MIXTRAL_MIXTURE = MixtureFamily((*_both_layouts(MIXTRAL_NAMES), gguf_layout(MIXTRAL_NAMES)), normalized=True)
 SMALL_THINKER_NAMES = MixtureNames(
     router="block_sparse_moe.primary_router",
     gate_up=("block_sparse_moe.experts.{}.gate", "block_sparse_moe.experts.{}.up"),
     down="block_sparse_moe.experts.{}.down",
 )
 SMALL_THINKER_MIXTURE = MixtureFamily(
-    (SMALL_THINKER_NAMES, _gguf_layout(SMALL_THINKER_NAMES)), normalized=True, is_sigmoid=True
+    (SMALL_THINKER_NAMES, gguf_layout(SMALL_THINKER_NAMES)), normalized=True, is_sigmoid=True
 )
 MINIMAX_MIXTURE = MixtureFamily(
     (
         replace(MIXTRAL_NAMES, choice_bias="block_sparse_moe.e_score_correction_bias"),
         replace(_both_layouts(MIXTRAL_NAMES)[1], choice_bias="mlp.e_score_correction_bias"),
-        replace(_gguf_layout(MIXTRAL_NAMES), choice_bias="mlp.gate.e_score_correction_bias"),
+        replace(gguf_layout(MIXTRAL_NAMES), choice_bias="mlp.gate.e_score_correction_bias"),
     ),
     normalized=True,
     is_sigmoid=True,
 )
-OLMOE_MIXTURE = MixtureFamily((*_both_layouts(MixtureNames()), _gguf_layout(MixtureNames())))
+OLMOE_MIXTURE = MixtureFamily((*_both_layouts(MixtureNames()), gguf_layout(MixtureNames())))
 GRANITE_MIXTURE = MixtureFamily(
     (
         *(
@@ -293,14 +293,14 @@ GRANITE_MIXTURE = MixtureFamily(
                 ),
             )
         ),
-        _gguf_layout(MixtureNames()),
+        gguf_layout(MixtureNames()),
     ),
     normalized=True,
     shared=1,
 )
 QWEN2_NAMES = MixtureNames(shared_gate="mlp.shared_expert_gate")
 QWEN2_MIXTURE = MixtureFamily(
-    (*_both_layouts(QWEN2_NAMES), _gguf_layout(QWEN2_NAMES)), has_mixture=sparse_steps, shared=2
+    (*_both_layouts(QWEN2_NAMES), gguf_layout(QWEN2_NAMES)), has_mixture=sparse_steps, shared=2
 )
 GPT_OSS_NAMES = MixtureNames(
     router="mlp.router",
@@ -311,10 +311,10 @@ GPT_OSS_NAMES = MixtureNames(
     has_biases=True,
 )
 GPT_OSS_MIXTURE = MixtureFamily(
-    (GPT_OSS_NAMES, replace(_gguf_layout(GPT_OSS_NAMES), router="mlp.router")),
+    (GPT_OSS_NAMES, replace(gguf_layout(GPT_OSS_NAMES), router="mlp.router")),
     normalized=True,
 )
-QWEN3_MIXTURE = MixtureFamily((*_both_layouts(MixtureNames()), _gguf_layout(MixtureNames())), has_mixture=sparse_steps)
+QWEN3_MIXTURE = MixtureFamily((*_both_layouts(MixtureNames()), gguf_layout(MixtureNames())), has_mixture=sparse_steps)
 MELLUM_MIXTURE = replace(OLMOE_MIXTURE, has_mixture=sparse_or_all)
 FLINT_MIXTURE = MixtureFamily(
     _both_layouts(MixtureNames()),
@@ -325,7 +325,7 @@ FLINT_MIXTURE = MixtureFamily(
 QWEN3_VL_MIXTURE = MixtureFamily(
     (
         MixtureNames(gate_up=("mlp.experts.gate_up_proj",), down="mlp.experts.down_proj", transposed=None),
-        _gguf_layout(MixtureNames()),
+        gguf_layout(MixtureNames()),
     ),
     has_mixture=sparse_steps,
     normalized=True,
@@ -337,7 +337,7 @@ DEEPSEEK_NAMES = MixtureNames(
 )
 DEEPSEEK_V2_NAMES = replace(DEEPSEEK_NAMES, choice_bias=None)
 DEEPSEEK_V2_MIXTURE = MixtureFamily(
-    (*_both_layouts(DEEPSEEK_V2_NAMES), _gguf_layout(DEEPSEEK_V2_NAMES)),
+    (*_both_layouts(DEEPSEEK_V2_NAMES), gguf_layout(DEEPSEEK_V2_NAMES)),
     has_mixture=after_dense_layers,
     normalized=False,
     shared=1,
@@ -349,14 +349,14 @@ ERNIE_MIXTURE = MixtureFamily(
     (
         replace(DEEPSEEK_NAMES, choice_bias="mlp.moe_statics.e_score_correction_bias"),
         replace(_both_layouts(DEEPSEEK_NAMES)[1], choice_bias="mlp.gate.moe_statics.e_score_correction_bias"),
-        _gguf_layout(DEEPSEEK_NAMES),
+        gguf_layout(DEEPSEEK_NAMES),
     ),
     has_mixture=ernie_layers,
     normalized=True,
     shared=1,
 )
 GLM4_MIXTURE = MixtureFamily(
-    (*_both_layouts(DEEPSEEK_NAMES), _gguf_layout(DEEPSEEK_NAMES)),
+    (*_both_layouts(DEEPSEEK_NAMES), gguf_layout(DEEPSEEK_NAMES)),
     has_mixture=after_dense_layers,
     is_sigmoid=True,
     group_best=2,
@@ -370,7 +370,7 @@ BAILING_MIXTURE = replace(
     layouts=(
         replace(DEEPSEEK_NAMES, choice_bias="mlp.gate.expert_bias"),
         *_both_layouts(DEEPSEEK_NAMES),
-        _gguf_layout(DEEPSEEK_NAMES),
+        gguf_layout(DEEPSEEK_NAMES),
     ),
 )
 QWEN3_5_MIXTURE = replace(QWEN2_MIXTURE, has_mixture=every_layer, normalized=True)
@@ -384,7 +384,7 @@ LFM2_MIXTURE = MixtureFamily(
     (
         LFM2_NAMES,
         replace(LFM2_NAMES, gate_up=("feed_forward.experts.gate_up_proj",), down="feed_forward.experts.down_proj"),
-        _gguf_layout(LFM2_NAMES),
+        gguf_layout(LFM2_NAMES),
     ),
     has_mixture=after_dense_layers,
     is_sigmoid=True,
@@ -405,7 +405,7 @@ LLAMA4_MIXTURE = MixtureFamily(
             transposed=True,
         ),
         LLAMA4_NAMES,
-        _gguf_layout(LLAMA4_NAMES),
+        gguf_layout(LLAMA4_NAMES),
     ),
     has_mixture=llama4_layers,
     normalized=False,
@@ -414,7 +414,7 @@ LLAMA4_MIXTURE = MixtureFamily(
     weighs_inputs=True,
 )
 PHIMOE_MIXTURE = MixtureFamily(
-    (MIXTRAL_NAMES, replace(_both_layouts(MIXTRAL_NAMES)[1], router="mlp.router"), _gguf_layout(MIXTRAL_NAMES)),
+    (MIXTRAL_NAMES, replace(_both_layouts(MIXTRAL_NAMES)[1], router="mlp.router"), gguf_layout(MIXTRAL_NAMES)),
     normalized=False,
     jitter="router_jitter_noise",
 )
@@ -423,7 +423,7 @@ EXAONE_MIXTURE = replace(
     layouts=(
         replace(DEEPSEEK_NAMES, choice_bias="mlp.e_score_correction_bias"),
         *_both_layouts(DEEPSEEK_NAMES),
-        _gguf_layout(DEEPSEEK_NAMES),
+        gguf_layout(DEEPSEEK_NAMES),
     ),
     has_mixture=exaone_layers,
 )
@@ -431,7 +431,7 @@ KOLIBRI_MIXTURE = MixtureFamily(
     (
         replace(DEEPSEEK_NAMES, choice_bias="moe.router.expert_bias"),
         *_both_layouts(DEEPSEEK_NAMES),
-        _gguf_layout(DEEPSEEK_NAMES),
+        gguf_layout(DEEPSEEK_NAMES),
     ),
     is_sigmoid=True,
     shared=1,
@@ -446,7 +446,7 @@ HUNYUAN_NAMES = MixtureNames(**SHARED_MLP)
 HUNYUAN_MIXTURE = MixtureFamily(
     (
         *(replace(names, router="mlp.gate.wg") for names in _both_layouts(HUNYUAN_NAMES)),
-        _gguf_layout(HUNYUAN_NAMES),
+        gguf_layout(HUNYUAN_NAMES),
     ),
     normalized=True,
     shared=1,
@@ -460,7 +460,7 @@ HY3_MIXTURE = MixtureFamily(
             **SHARED_MLP,
         ),
         replace(_both_layouts(DEEPSEEK_NAMES)[1], choice_bias="mlp.e_score_correction_bias"),
-        _gguf_layout(DEEPSEEK_NAMES),
+        gguf_layout(DEEPSEEK_NAMES),
     ),
     has_mixture=sparse_mlp_types,
     normalized=True,
@@ -469,7 +469,7 @@ HY3_MIXTURE = MixtureFamily(
 )
 AFMOE_NAMES = replace(DEEPSEEK_NAMES, router="mlp.router.gate", choice_bias="mlp.expert_bias")
 AFMOE_MIXTURE = MixtureFamily(
-    (AFMOE_NAMES, replace(_both_layouts(AFMOE_NAMES)[1], router="mlp.router.gate"), _gguf_layout(DEEPSEEK_NAMES)),
+    (AFMOE_NAMES, replace(_both_layouts(AFMOE_NAMES)[1], router="mlp.router.gate"), gguf_layout(DEEPSEEK_NAMES)),
     has_mixture=after_dense_layers,
     normalized=True,
     is_sigmoid=True,
@@ -482,7 +482,7 @@ LAGUNA_NAMES = replace(
     shared_down="mlp.shared_expert.down_proj",
 )
 LAGUNA_MIXTURE = MixtureFamily(
-    (LAGUNA_NAMES, _both_layouts(DEEPSEEK_NAMES)[1], _gguf_layout(DEEPSEEK_NAMES)),
+    (LAGUNA_NAMES, _both_layouts(DEEPSEEK_NAMES)[1], gguf_layout(DEEPSEEK_NAMES)),
     has_mixture=sparse_mlp_types,
     normalized=True,
     is_sigmoid=True,
@@ -521,7 +521,7 @@ JAMBA_MIXTURE = MixtureFamily(
     (
         JAMBA_NAMES,
         replace(JAMBA_NAMES, gate_up=("feed_forward.experts.gate_up_proj",), down="feed_forward.experts.down_proj"),
-        _gguf_layout(JAMBA_NAMES),
+        gguf_layout(JAMBA_NAMES),
     ),
     has_mixture=jamba_layers,
     normalized=False,

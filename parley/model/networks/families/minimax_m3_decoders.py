@@ -14,7 +14,7 @@ from parley.model.networks.decoder_config import NormForm
 from parley.model.networks.decoder_tensors import NORMED_HEADS
 from parley.model.networks.families.decoder_family import COMMON_FIELDS, DecoderFamily
 from parley.model.networks.indexers import BlockIndexerFamily
-from parley.model.networks.mixtures import DEEPSEEK_NAMES, KIMI_NAMES, MixtureFamily, sparse_or_all
+from parley.model.networks.mixtures import DEEPSEEK_NAMES, KIMI_NAMES, MixtureFamily, gguf_layout, sparse_or_all
 from parley.model.networks.rope import wrong_value
 from parley.native.layer_shape import SWIGLU_ALPHA, SWIGLU_LIMIT
 
@@ -40,6 +40,7 @@ MINIMAX_M3_MIXTURE = MixtureFamily(
             down="mlp.experts.down_proj",
             shared_gate_up=("mlp.shared_experts.gate_up_proj",),
         ),
+        gguf_layout(DEEPSEEK_NAMES),
     ),
     has_mixture=minimax_m3_mixtures,
     normalized=True,
