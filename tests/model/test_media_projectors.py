@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import random
 import re
 import shutil
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.damaged_files import damage_header, damage_metadata
 from support.encoded_media import answer_about_image, encode_media
 from support.media_requests import random_image
 from support.multimodal_models import multimodal_folder
@@ -389,3 +391,16 @@ def test_tensors_of_another_encoder_are_refused():
     encoder = changed_file("mistral3", metadata={"clip.projector_type": "qwen2a"})
     with pytest.raises(GgufError, match=r"^mmproj-model\.gguf has the tensor mm\.\S+, which its kind does not have"):
         projector_tensors(encoder)
+
+
+@pytest.mark.parametrize("family", ["granite_speech", "janus", *(WITH_AXES + WITH_SOUND if IS_NIGHT else [])])
+@pytest.mark.parametrize("damage", [damage_header, damage_metadata])
+def test_damaged_encoder_files_are_read_or_refused_in_a_sentence(family, damage, tmp_path):
+    model, intact = family_files(family)
+    for seed in range(100 if IS_NIGHT else 8):
+        path = shutil.copy(intact, tmp_path / f"mmproj-{seed}.gguf")
+        damage(path, random.Random(seed))
+        try:
+            unpack_gguf(model, path)
+        except GgufError as error:
+            assert re.fullmatch(r"[^\n]{20,600}", str(error))
