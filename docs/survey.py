@@ -288,6 +288,7 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
         {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         {"edits": [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 9}, "instructions": "a",
                     "pause_after_compaction": True}]},
+        [{"type": "compaction", "compact_threshold": 1000}],
     ],
     "tools": [
         [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],

@@ -6,6 +6,10 @@ SUMMARY_REQUEST = (
     "Summarize the conversation so far, so that you can continue it from the summary alone. Keep all facts, decisions, "
     "names and open tasks. Write nothing but the summary."
 )
+# The answer follows at once, to the summary alone.
+ANSWERED_SUMMARY_REQUEST = (
+    f"{SUMMARY_REQUEST} End with the last request of the user, word by word, and with what was done about it so far."
+)
 SUMMARY_HEADING = "Summary of the conversation so far:"
 
 

@@ -53,6 +53,7 @@ class DecodeStage(RequestStage):
         self._running_request: RunningRequest
         self._page_engine: PageTransferEngine
         self._first_request: EngineRequest
+        self._shared_requests = 0  # engine requests that the prefill instance has begun; later ones follow a summary
         self._reservation_keys: dict[int, str] = {}  # keys of page reservations, by number of the engine request
         self._missing_pages: dict[int, int] = {}  # pages that each incomplete reservation still expects
         self._unstarted: set[int] = set()  # engine requests that have not used their reservation yet
@@ -61,6 +62,11 @@ class DecodeStage(RequestStage):
         self.response_writer = RemoteResponseWriter(self._take_unrecorded, bool(message.client), self._counted_tokens)
         self.response_writer.is_silent = True  # until the request is accepted
         self.trace: RequestTrace | None = None  # collects the spans, if the request is traced
+
+    @property
+    def earlier_outputs(self) -> Sequence[OutputBatch]:
+        """The outputs of earlier attempts, without those of the prefill instance."""
+        return self._message.prior_outputs or ()
 
     async def before_submit(
         self, running: RunningRequest, request: Request, engine_requests: list[EngineRequest]
@@ -78,7 +84,7 @@ class DecodeStage(RequestStage):
             running.model.model_info.max_model_len,
             running.model.text_pipeline.placeholder_ids,
         )
-        self._first_request = engine_requests[0]
+        self._first_request, self._shared_requests = engine_requests[0], len(engine_requests)
         started_at = time.perf_counter()
         wanted_pages = await self._reserve_pages(engine_requests, earlier_outputs)
         reserved_at = time.perf_counter()
@@ -134,7 +140,9 @@ class DecodeStage(RequestStage):
             if not self._unstarted:
                 self._free_reservations()
         for output in outputs:
-            output.id, output.cached_tokens = "", 0  # the prefill instance counted the cached tokens
+            output.id = ""
+            if prompt_number < self._shared_requests:
+                output.cached_tokens = 0  # the prefill instance counted the cached tokens
         engine_state = self._running_request.model.engine.state
         if handover.engine_was_lost(engine_state, outputs) or handover.media_pages_were_lost(outputs):
             self.fail_over()

@@ -38,9 +38,9 @@ from parley.serving.logprob_limits import (
 from parley.serving.media.request_media import check_prompt_is_whole, media_by_prompt
 from parley.serving.served_model import ServedModel
 from parley.serving.workers.grammar_workers import GRAMMAR_WORKERS
-from parley.text.context_edits import asks_for_summary, prepare_edited
+from parley.text.context_edits import asks_for_summary, prepare_edited, summarized_messages
 from parley.text.oldest_turns import fit_chat
-from parley.text.prepared_prompt import PreparedPrompt
+from parley.text.prepared_prompt import AnswerAfterSummary, PreparedPrompt
 from parley.text.prompt_size import exceeds_size, text_characters
 from parley.text.tokens.prediction import PredictedTokens
 from parley.types import (
@@ -49,10 +49,12 @@ from parley.types import (
     ChatPrompt,
     EngineRequest,
     ModelInfo,
+    OutputOptions,
     PoolingTask,
     ProcessedMedia,
     Prompt,
     Request,
+    StopConditions,
     SummarizeContext,
     Tenant,
     TokensPrompt,
@@ -62,6 +64,8 @@ from parley.web.offload import OFFLOAD_SIZE, run_in_thread, to_thread_if_slow
 MAX_PRIORITY = (1 << 63) - 1
 # Keep engine ids unique: a retried request may arrive while the engine still runs its first attempt.
 ATTEMPT_NUMBERS = count()
+MAX_SUMMARY_TOKENS = 4096  # of a summary before the answer
+SUMMARY_SHARE_DIVISOR = 4  # such a summary has at most the context's length divided by this
 MAX_TOKEN_VECTOR_NUMBERS = 1 << 23  # numbers of all tokens' vectors in one answer; as JSON they take 160 MB
 
 
@@ -109,15 +113,49 @@ async def prepare_engine_requests(
     ]
 
 
-def reserved_counts(request: Request, engine_requests: Sequence[EngineRequest]) -> tuple[int, int | None]:
+async def prepare_answer(
+    model: ServedModel, request: Request, tenant: Tenant, answer: AnswerAfterSummary, summary: str
+) -> tuple[PreparedPrompt, EngineRequest]:
+    """Prepare the prompt of the answer that follows a summary, and build its engine request. Raises BadRequest.
+
+    ``summary``: if it is empty, the conversation stays as it is.
+    """
+    messages = summarized_messages(answer.chat, answer.heading, summary)
+    chat = msgspec.structs.replace(answer.chat, messages=messages) if summary else answer.chat
+    request = msgspec.structs.replace(request, prompts=[chat])
+    if summary:
+        ((prepared, engine_request),) = await prepare_engine_requests(model, request, tenant)
+        return prepared, engine_request
+    (grammar,) = await _compile_grammars(model, request, tenant)
+    max_tokens = _output_limit(model, request, answer.whole)
+    return answer.whole, _build_engine_request(model, request, 0, answer.whole, max_tokens, grammar, tenant)
+
+
+def summary_request(request: Request, max_tokens: int) -> Request:
+    """Return a request for a summary before the answer: what ends or describes the answer does not concern it."""
+    budget = None if request.thinking_budget is None else min(request.thinking_budget, max_tokens // 2)
+    return msgspec.structs.replace(
+        request,
+        stop_conditions=StopConditions(max_tokens=max_tokens, reserved_tokens=1),
+        output_options=OutputOptions(),
+        thinking_budget=budget,
+    )
+
+
+def reserved_counts(
+    request: Request, prepared_prompts: Sequence[tuple[PreparedPrompt, EngineRequest]]
+) -> tuple[int, int | None]:
     """Return the tokens of the prompts, and the largest number that all choices may have; None if the request names no
-    limit."""
-    prompt_tokens = sum(len(engine_request.token_ids) for engine_request in engine_requests)
-    if request.stop_conditions.max_tokens is None and request.pooling is None:
+    limit. An answer after a summary counts as if the summary replaced nothing."""
+    answers = [prepared.answer for prepared, _ in prepared_prompts if prepared.answer is not None]
+    prompt_tokens = sum(len(engine_request.token_ids) for _, engine_request in prepared_prompts)
+    prompt_tokens += sum(len(answer.whole.token_ids) for answer in answers)
+    max_tokens = request.stop_conditions.max_tokens
+    if max_tokens is None and request.pooling is None:
         return prompt_tokens, None
-    return prompt_tokens, sum(
+    return prompt_tokens, (max_tokens or 0) * len(answers) + sum(
         engine_request.max_tokens * engine_request.n
-        for engine_request in engine_requests
+        for _, engine_request in prepared_prompts
         if engine_request.pooling is None
     )
 
@@ -145,6 +183,8 @@ def _build_engine_request(
     tenant: Tenant,
 ) -> EngineRequest:
     """Build the engine request of prompt ``number``."""
+    if prepared.answer is not None:
+        request = summary_request(request, max_tokens)
     pipeline, vocabulary = model.text_pipeline, model.model_info.vocab_size
     sampling, stop_conditions, output_options = request.sampling, request.stop_conditions, request.output_options
     seed = sampling.seed if sampling.seed is not None else _derive_seed(f"{request.id} {number}")
@@ -266,7 +306,11 @@ def _prepare_prompt(
         prepared = _truncate_prompt(request, prepared, min(max_prompt or context_length, context_length - 1))
     if predicted is not None:
         prepared = replace(prepared, predicted=predicted)
-    return prepared, _output_limit(model, request, prepared)
+    if prepared.answer is None:
+        return prepared, _output_limit(model, request, prepared)
+    _output_limit(model, request, prepared.answer.whole)  # it may be all that the answer can follow
+    most = min(MAX_SUMMARY_TOKENS, context_length // SUMMARY_SHARE_DIVISOR, prepared.answer.spared_tokens)
+    return prepared, _output_limit(model, summary_request(request, max(1, most)), prepared)
 
 
 def _context_length(info: ModelInfo, request: Request) -> int:

@@ -147,7 +147,7 @@ async def _answer_token_count(model: ServedModel, reply: Reply, exchange: Exchan
     try:
         items = () if lease is None else lease.items
         prepared_prompts = await prepare_engine_requests(model, request, tenant, items)
-        counts = ReservedTokens(*reserved_counts(request, [prepared for _, prepared in prepared_prompts]))
+        counts = ReservedTokens(*reserved_counts(request, prepared_prompts))
         await exchange.send_response(msgspec.json.encode(counts))
     finally:
         if lease is not None:

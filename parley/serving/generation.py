@@ -1,7 +1,8 @@
 """One request between admission and its last event: submits it to the engine and turns outputs into events.
 
 A request may have several prompts. Each is an engine request of its own (``prompt_stream.py``); their events form one
-series. ``engine_requests.py`` builds the engine requests. In every case, ``close`` cancels the work that still runs and
+series. ``engine_requests.py`` builds the engine requests. The prompt of an answer that follows a summary joins them
+when the summary ends. In every case, ``close`` cancels the work that still runs and
 releases the slots. Knows no HTTP and no API.
 """
 
@@ -19,9 +20,11 @@ from parley.errors import EngineError, InUse, ParleyError, TimeLimitPassed, exce
 from parley.serving.engine_requests import (
     check_adapter,
     check_request,
+    prepare_answer,
     prepare_engine_requests,
     reserved_counts,
     resolve_model_name,
+    summary_request,
 )
 from parley.serving.keys.accounts import RequestAccount
 from parley.serving.keys.scopes import check_key_models
@@ -34,7 +37,8 @@ from parley.serving.request_metrics import RequestMetrics
 from parley.serving.request_stage import RequestStage
 from parley.serving.served_model import ServedModel
 from parley.text.media_prompt import count_media_tokens
-from parley.text.prepared_prompt import PreparedPrompt
+from parley.text.prepared_prompt import AnswerAfterSummary, PreparedPrompt
+from parley.text.summary_choice import SummaryChoice
 from parley.text.tokens.stop_strings import StopAutomaton
 from parley.types import (
     NO_TENANT,
@@ -99,6 +103,9 @@ class Generation:
         self._closed = False
         self._early_finish: FinishReason | None = None  # set if it was finished early
         self._stage = stage
+        self._stops: StopAutomaton | None = None  # of the request's stop strings
+        self._answer: AnswerAfterSummary | None = None  # follows the summary that the prompt asks for; not begun yet
+        self._summary_end: ChoiceDone | None = None  # of a summary whose answer is due
         self._media_lease: MediaLease | None = None
         limits = (request.timeout, model.options.timeout, model.options.token_timeout)
         self._deadline = (
@@ -155,23 +162,21 @@ class Generation:
         media = await self._load_media()
         prepared_prompts = await prepare_engine_requests(model, request, self.tenant, media)
         if self._account is not None:
-            await self._account.reserve_tokens(
-                *reserved_counts(request, [prepared for _, prepared in prepared_prompts])
-            )
+            await self._account.reserve_tokens(*reserved_counts(request, prepared_prompts))
+        self._answer = prepared_prompts[0][0].answer
+        if self._answer is not None:
+            prepared_prompts += await self._prepare_earlier_answer(*prepared_prompts[0])
         if self._stage is not None:
             await self._stage.before_submit(self, request, [engine_request for _, engine_request in prepared_prompts])
         if media:
             drop_media(request)
         strings = request.stop_conditions.strings
-        stops = (
+        self._stops = (
             await to_thread_if_large(16 * sum(map(len, strings)), partial(StopAutomaton, strings)) if strings else None
         )
-        if self._failure is not None:
-            raise self._failure
-        model.require_ready()  # the state may have changed while a long prompt was prepared
-        check_adapter(model, request)
+        self._check_still_possible()
         for prepared, engine_request in prepared_prompts:
-            self._open_prompt_stream(prepared, engine_request, stops)
+            self._open_prompt_stream(prepared, engine_request)
         for item in media:
             if item.seconds:
                 self.usage.media_seconds[item.kind] = self.usage.media_seconds.get(item.kind, 0.0) + item.seconds
@@ -182,18 +187,59 @@ class Generation:
             self.finish_early(self._early_finish)
         self._request_metrics.record_submit(request, self.usage, resumed=resumed)
 
-    def _open_prompt_stream(
-        self, prepared: PreparedPrompt, engine_request: EngineRequest, stops: StopAutomaton | None
-    ) -> None:
+    def _check_still_possible(self) -> None:
+        """Check what may have changed while prompts were prepared. Raises ParleyError."""
+        if self._failure is not None:
+            raise self._failure
+        self._model.require_ready()
+        check_adapter(self._model, self._request)
+
+    async def _prepare_earlier_answer(
+        self, asking: PreparedPrompt, engine_request: EngineRequest
+    ) -> list[tuple[PreparedPrompt, EngineRequest]]:
+        """Prepare the answer after a summary that other instances wrote to its end; no answer if there is none.
+
+        ``asking``: the prompt that asks for the summary, by ``engine_request``. Raises BadRequest.
+        """
+        earlier_outputs = self._stage.earlier_outputs if self._stage is not None else ()
+        request = summary_request(self._request, engine_request.max_tokens)
+        choice = SummaryChoice(request, self._model.text_pipeline.tokenizer, asking)
+        for number, output in (numbered for batch in earlier_outputs for numbered in batch):
+            if number == 0 and isinstance(done := next(iter(choice.push_output(output)), None), ChoiceDone):
+                return [await self._prepare_answer(done)]
+        return []
+
+    async def _prepare_answer(self, summary_end: ChoiceDone) -> tuple[PreparedPrompt, EngineRequest]:
+        """Prepare the answer that follows a summary. Raises BadRequest."""
+        answer, self._answer = self._answer, None
+        assert answer is not None
+        return await prepare_answer(self._model, self._request, self.tenant, answer, summary_end.summary or "")
+
+    async def _begin_answer(self, summary_end: ChoiceDone) -> None:
+        """Submit the prompt of the answer that follows a summary. Raises BadRequest, NotReady."""
+        self._summary_end = None
+        if not self._early_finish:
+            prepared_prompt = await self._prepare_answer(summary_end)
+            self._check_still_possible()
+        if self._early_finish:
+            self._undelivered.append(ChoiceDone(1, self._early_finish, Usage()))
+            self._unfinished -= 1
+        else:
+            self._open_prompt_stream(*prepared_prompt)
+
+    def _open_prompt_stream(self, prepared: PreparedPrompt, engine_request: EngineRequest) -> None:
         """Submit the engine request of the next prompt, and count its prompt."""
+        request = self._request
+        if prepared.answer is not None:
+            request = summary_request(request, engine_request.max_tokens)
         prompt_stream = PromptStream(
             prompt_number=len(self._prompt_streams),
-            request=self._request,
+            request=request,
             prepared=prepared,
             engine_request=engine_request,
             stream_group=self._stream_group,
             model=self._model,
-            stops=stops,
+            stops=self._stops,
             request_metrics=self._request_metrics,
             deadline=self._deadline,
             on_choice_done=self._count_finished,
@@ -257,6 +303,8 @@ class Generation:
                 raise self._failure
             elif not self.expects_events:
                 return
+            elif self._summary_end is not None and self._stream_group.all_read:
+                await self._begin_answer(self._summary_end)
             elif self._stream_group.all_read:
                 raise EngineError(UNANSWERED_MESSAGE)
             else:
@@ -401,14 +449,17 @@ class Generation:
 
     def _count_finished(self, prompt_stream: PromptStream, done: ChoiceDone) -> None:
         """Count the usage of a choice that has delivered its last event."""
-        self._unfinished -= 1
+        if done.summary is None:
+            self._unfinished -= 1
+            self._request_metrics.record_finish(done.reason)
+        elif self._answer is not None:  # it has not begun on another instance
+            self._summary_end = done
         self.usage.completion_tokens += done.usage.completion_tokens
         self.usage.reasoning_tokens += done.usage.reasoning_tokens
         self.usage.accepted_tokens += done.usage.accepted_tokens
         self.usage.rejected_tokens += done.usage.rejected_tokens
         if done.index % self._request.n == 0:  # the first choice of a prompt; the others always hit its pages
             self.usage.cached_tokens += prompt_stream.choices[0].usage.cached_tokens
-        self._request_metrics.record_finish(done.reason)
 
 
 @asynccontextmanager

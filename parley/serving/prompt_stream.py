@@ -18,6 +18,7 @@ from parley.serving.served_model import ServedModel
 from parley.text.answer_choice import AnswerChoice, describe_prompt_tokens
 from parley.text.grammar.limits import GRAMMAR_TOO_COMPLEX
 from parley.text.prepared_prompt import PreparedPrompt
+from parley.text.summary_choice import SummaryChoice
 from parley.text.tokens.stop_strings import StopAutomaton
 from parley.types import (
     ChoiceDone,
@@ -64,8 +65,11 @@ class PromptStream:
         self._on_choice_done = on_choice_done
         self._first_choice = prompt_number * request.choices_per_prompt  # counted over all prompts
         first_index = prompt_number * request.n
+        details = request.output_options.ids
         text_choices = [
-            AnswerChoice(request, first_index + k, self._tokenizer, prepared, stops, details=request.output_options.ids)
+            SummaryChoice(request, self._tokenizer, prepared)
+            if prepared.answer is not None
+            else AnswerChoice(request, first_index + k, self._tokenizer, prepared, stops, details)
             for k in range(request.choices_per_prompt)
         ]
         self.choices: list[AnswerChoice] | list[EmbeddingChoice] = text_choices

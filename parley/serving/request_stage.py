@@ -40,6 +40,7 @@ class RequestStage:
 
     * ``prior_outputs``: outputs that other instances produced, whose bytes the client already has; None if the request
       begins here.
+    * ``earlier_outputs``: those of them that all instances of this attempt have from its beginning.
     * ``finishes_here``: the request finishes here; otherwise another instance continues it, which has all that it needs
       once ``handed_over`` is True.
     * ``cancel_id``: an id to cancel the request by.
@@ -53,6 +54,11 @@ class RequestStage:
     handed_over = False
     elapsed = 0.0
     processed_media: Sequence[ProcessedMedia] | None = None
+
+    @property
+    def earlier_outputs(self) -> Sequence[OutputBatch]:
+        """The outputs of earlier attempts."""
+        return self.prior_outputs or ()
 
     async def before_submit(
         self, running: RunningRequest, request: Request, engine_requests: list[EngineRequest]

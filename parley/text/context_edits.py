@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from parley.text.prepared_prompt import PreparedPrompt
+from parley.text.prepared_prompt import AnswerAfterSummary, PreparedPrompt
 from parley.types import (
     AppliedEdit,
     ChatPrompt,
@@ -61,7 +62,16 @@ def prepare_edited(chat: ChatPrompt, media: Sequence[ProcessedMedia], prepare: P
         tokens = len(prepared.token_ids)
         if isinstance(edit, SummarizeContext):
             if tokens > edit.threshold:
-                prepared = prepare_version(**question_members(messages, edit))
+                answer = None
+                if edit.answer_heading is not None:
+                    unedited = replace(chat, messages=messages, edits=[])
+                    without_turns = prepare_version(summarized_messages(unedited, edit.answer_heading, ""))
+                    spared_tokens = tokens - len(without_turns.token_ids)
+                    if spared_tokens < 1:
+                        break
+                    answer = AnswerAfterSummary(unedited, edit.answer_heading, prepared, spared_tokens)
+                asking = prepare_version(**question_members(messages, edit))
+                prepared = dataclasses.replace(asking, answer=answer)
                 applied.append(AppliedEdit(edit))
             break
         if isinstance(edit, ClearReasoning):
@@ -97,6 +107,14 @@ def question_members(messages: Sequence[Message], edit: SummarizeContext) -> dic
         "add_generation_prompt": True,
         "continue_final": False,
     }
+
+
+def summarized_messages(chat: ChatPrompt, heading: str, summary: str) -> list[Message]:
+    """Return the messages of a conversation with a summary in place of its turns. It keeps the system prompt, and the
+    assistant's turn that the model is to continue."""
+    system = chat.messages[:1] if chat.messages and chat.messages[0].role == "system" else []
+    continued = chat.messages[-1:] if chat.continue_final else []
+    return [*system, Message("user", f"{heading}\n{summary}"), *continued]
 
 
 def clear_tool_uses(messages: list[Message], edit: ClearToolUses, tokens: int) -> tuple[list[Message], int]:

@@ -36,13 +36,16 @@ class ClearReasoning(msgspec.Struct, frozen=True):
 
 
 class SummarizeContext(msgspec.Struct, frozen=True):
-    """Ask for a summary instead of an answer, if the conversation has more than ``threshold`` tokens.
+    """Ask for a summary instead of an answer, or before it, if the conversation has more than ``threshold`` tokens.
 
     ``question``: the text that asks the model for it. The summary follows no response format and calls no tools.
+    ``answer_heading``: None: the summary is the answer. Else the answer follows: to a conversation where the summary
+    stands for all turns, in a message of the user that begins with this text.
     """
 
     threshold: int
     question: str
+    answer_heading: str | None = None
 
 
 ContextEdit = ClearToolUses | ClearReasoning | SummarizeContext

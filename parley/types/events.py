@@ -93,13 +93,15 @@ FinishReason = Literal["stop", "length", "tool", "repetition", "cancel", "error"
 
 class ChoiceDone(msgspec.Struct):
     """The end of one choice. ``stop``: the stop string or stop id that matched; None for the model's own end.
-    ``token_ids``: all tokens of the choice, if the request wants them."""
+    ``token_ids``: all tokens of the choice, if the request wants them. ``summary``: the choice is a summary that an
+    answer follows, with this text; empty if the model did not write it to its end, and then nothing is replaced."""
 
     index: int
     reason: FinishReason
     usage: Usage
     stop: str | int | None = None
     token_ids: list[int] = []
+    summary: str | None = None
 
 
 class PromptVector(msgspec.Struct):

@@ -507,6 +507,51 @@ def test_anthropic_refuses_pages_that_do_not_exist(query: bytes):
     assert caught.value.message.startswith(query.partition(b"=")[0].decode() + ": ")
 
 
+def test_anthropic_writes_a_summary_before_the_answer():
+    edits = [AppliedEdit(SummarizeContext(0, "?", "Summary:"))]
+    first = Usage(12, 3, cached_tokens=2)
+    events = [
+        PromptAccepted(0, [1] * 12, applied_edits=edits), ChoiceDone(0, "stop", first, summary="They met."),
+        PromptAccepted(1, [1] * 6), ChoiceDelta(1, "Hi"), ChoiceDone(1, "stop", Usage(6, 4)),
+    ]  # fmt: skip
+    usage = Usage(18, 7, cached_tokens=2)
+    signature = SEAL.seal("", b"They met.").encode()
+    management = {"context_management": {"edits": [{"type": "compact_20260112"}]}}
+    reply = read(stream=True, **management)
+    no_cache = b'"cache_creation":{"ephemeral_5m_input_tokens":0,"ephemeral_1h_input_tokens":0}'
+    iterations = (
+        b'"iterations":[{"type":"compaction","input_tokens":10,"cache_creation_input_tokens":0,'
+        b'"cache_read_input_tokens":2,%b,"output_tokens":3},{"type":"message","input_tokens":6,'
+        b'"cache_creation_input_tokens":0,"cache_read_input_tokens":0,%b,"output_tokens":4}]' % (no_cache, no_cache)
+    )
+    assert reply.render_chunk(events) + reply.finish_stream(usage) == (
+        START + b'event: content_block_start\ndata: {"type":"content_block_start","index":0,"content_block":'
+        b'{"type":"compaction","content":null,"signature":"%b"}}\n\n'
+        b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":'
+        b'{"type":"compaction_delta","content":"They met."}}\n\n'
+        b'event: content_block_stop\ndata: {"type":"content_block_stop","index":0}\n\n'
+        b'event: content_block_start\ndata: {"type":"content_block_start","index":1,"content_block":'
+        b'{"type":"text","text":""}}\n\n'
+        b'event: content_block_delta\ndata: {"type":"content_block_delta","index":1,"delta":'
+        b'{"type":"text_delta","text":"Hi"}}\n\n'
+        b'event: content_block_stop\ndata: {"type":"content_block_stop","index":1}\n\n'
+        b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn",'
+        b'"stop_sequence":null},"usage":{"input_tokens":6,"cache_creation_input_tokens":0,'
+        b'"cache_read_input_tokens":0,"output_tokens":4,%b},"context_management":{"applied_edits":[]}}\n\n'
+        % (signature, iterations)
+        + STOP
+    )
+    for summary, block in (
+        ("They met.", {"type": "compaction", "content": "They met.", "signature": signature.decode()}),
+        ("", {"type": "compaction", "content": None}),
+    ):
+        reply = read(**management)
+        reply.add_events([events[0], ChoiceDone(0, "stop", first, summary=summary), *events[2:]])
+        body = reply.render_body(usage)
+        assert json.loads(body)["content"] == [block, {"type": "text", "text": "Hi"}]
+        assert json.loads(body)["usage"]["input_tokens"] == 6 and iterations in body
+
+
 def test_anthropic_writes_a_summary_as_a_block():
     applied = [AppliedEdit(SummarizeContext(0, "?"))]
     events = [

@@ -333,7 +333,12 @@ REFUSED = [  # members, field and code of the refusal
     ({"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "YQ==", "filename": "a.pdf"}]}]},
      "input[0].content[0].file_data", "unsupported_value"),
     ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
-    ({"context_management": [{"type": "compaction"}]}, "context_management", "unsupported_parameter"),
+    ({"context_management": {"type": "compaction"}}, "context_management", "invalid_type"),
+    ({"context_management": [{}]}, "context_management[0].type", "missing_required_parameter"),
+    ({"context_management": [{"type": "x"}]}, "context_management[0].type", "invalid_value"),
+    ({"context_management": [{"type": "compaction"}] * 2}, "context_management", "array_above_max_length"),
+    ({"context_management": [{"type": "compaction", "compact_threshold": 999}]},
+     "context_management[0].compact_threshold", "integer_below_min_value"),
     ({"moderation": {"a": 1}}, "moderation", "unsupported_parameter"),
     ({"image": {"a": 1}}, "image", "unsupported_parameter"),
     ({"access_programs": {"a": 1}}, "access_programs", "unsupported_parameter"),
@@ -655,6 +660,35 @@ def test_responses_stream_a_summary_as_a_sealed_item():
         {"type": "response.output_item.done", "output_index": 0, "item": item},
     ]
     assert events[-1]["response"]["output"] == [item]
+
+
+def test_responses_summarize_a_conversation_above_the_threshold_before_the_answer():
+    def edits(**members: Any) -> list[Any]:
+        (prompt,) = read(context=context, **members).request.prompts
+        assert isinstance(prompt, ChatPrompt)
+        return prompt.edits
+
+    entry, context = {"type": "compaction"}, replace(CONTEXT, context_length=4000)
+    (edit,) = edits(context_management=[entry])
+    assert (edit.threshold, edit.answer_heading) == (3200, "Summary of the conversation so far:")
+    assert edits(context_management=[entry | {"compact_threshold": 1000}])[0].threshold == 1000
+    assert edits(context_management=[entry | {"compact_threshold": 4000}]) == []
+    assert edits(context_management=[]) == edits(context_management=[entry], generate=False) == []
+
+
+def test_responses_stream_a_summary_before_the_answer():
+    reply = read(input="a", stream=True, context_management=[{"type": "compaction"}])
+    events = events_of(stream(reply, ChoiceDone(0, "stop", USAGE, summary="They met."), PromptAccepted(1, [5]),
+                              ChoiceDelta(1, "b"), ChoiceDone(1, "stop", USAGE)))  # fmt: skip
+    item = {"id": "cmp_0f0000", "type": "compaction", "encrypted_content": CONTEXT.seal_reasoning(b"\x1eThey met.")}
+    assert [event["type"] for event in events].count("response.created") == 1
+    assert [event for event in events[2:5] if event.pop("sequence_number")] == [
+        {"type": "response.output_item.added", "output_index": 0, "item": item | {"encrypted_content": ""}},
+        {"type": "response.compaction.compacting", "item_id": "cmp_0f0000", "output_index": 0},
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+    ]
+    shown, message = events[-1]["response"]["output"]
+    assert shown == item and (message["id"], message["content"][0]["text"]) == ("msg_0f0001", "b")
 
 
 @pytest.mark.parametrize(

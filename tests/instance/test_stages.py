@@ -74,6 +74,32 @@ async def test_separated_stages_agree_whether_to_summarize(alike) -> None:
     await pair.wait_until_idle()
 
 
+SUMMARY_EDIT = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 50}}
+SUMMARY_BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/messages", {"messages": [{"role": "user", "content": "apple " * 90}], "max_tokens": 12, "model": "tiny",
+                      "context_management": {"edits": [SUMMARY_EDIT]}}),
+    ("/v1/responses", {"input": "apple " * 600, "store": False,
+                       "context_management": [{"type": "compaction", "compact_threshold": 1000}]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("same_server", [True, False])
+@pytest.mark.parametrize(("path", "body"), SUMMARY_BODIES)
+async def test_summary_and_answer_continue_anywhere_byte_for_byte(alike, path: str, body: Any, same_server: bool):
+    single_server, pair = await alike(reply=lambda work, index: [70 + work.seed % 90] * 3, here=same_server)
+    for stream in (False, True):
+        sent = json.dumps(body | {"stream": stream}).encode()
+        await assert_same_answer(single_server, pair, path, sent)
+        assert b'"type":"compaction"' in (await post_json(single_server, path, sent)).body
+    whole = await pair.ask(path, sent, REQUEST_UUID, HEADERS)
+    for count in range(1, len(whole.parts)):
+        records = [record for _, record in whole.parts[:count]]
+        rest = await pair.ask(path, sent, REQUEST_UUID, HEADERS, past=records)
+        assert rest.status == 200, rest
+        assert b"".join(data for data, _ in whole.parts[:count]) + rest.body == whole.body, count
+    await pair.wait_until_idle()
+
+
 STREAM_BODIES: list[dict[str, Any]] = [
     CHAT | {"stream": True},
     CHAT | {"stream": True, "n": 2, "logprobs": True, "stop": ["a", "7"], "stream_options": {"include_usage": True}},

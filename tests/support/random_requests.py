@@ -57,6 +57,7 @@ ANTHROPIC: list[Members] = [
     {"stop_sequences": ["a", " b", "he"]}, {"temperature": 0}, {"top_k": 7}, {"seed": 5},
     {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
     {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, {"compaction": {"type": "summarize"}},
+    {"context_management": {"edits": [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 9}}]}},
 ]  # fmt: skip
 COHERE: list[Members] = [
     {"temperature": 0}, {"temperature": 0.7}, {"p": 0.5}, {"k": 7}, {"seed": 5}, {"frequency_penalty": 0.3},
@@ -75,6 +76,7 @@ RESPONSES: list[Members] = [
     {"include": ["message.output_text.logprobs"], "top_logprobs": 2}, {"metadata": {"a": "b"}},
     {"tools": [{"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}]},
     {"text": {"format": {"type": "json_object"}}}, {"reasoning": {"effort": "low", "summary": "auto"}},
+    {"context_management": [{"type": "compaction", "compact_threshold": 1000}]},
 ]  # fmt: skip
 TRITON_PARAMETERS: list[Members] = [
     {"temperature": 0.7}, {"seed": 9}, {"details": True}, {"top_k": 3}, {"do_sample": True}, {"batch_size": 1},

@@ -8,8 +8,8 @@ from typing import Any
 from parley.dialects.anthropic.api_rules import AnthropicRules
 from parley.dialects.anthropic.refusal_wording import check_anthropic_members, dotted_path
 from parley.dialects.fields import Fields
-from parley.dialects.summary_request import SUMMARY_REQUEST
-from parley.errors import InvalidValue, Unsupported
+from parley.dialects.summary_request import ANSWERED_SUMMARY_REQUEST, SUMMARY_HEADING, SUMMARY_REQUEST
+from parley.errors import InvalidValue
 from parley.types import AppliedEdit, ClearReasoning, ClearToolUses, ContextEdit, SummarizeContext
 
 CLEAR_THINKING, CLEAR_TOOL_USES, COMPACT = "clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112"
@@ -33,7 +33,6 @@ PROMPT_MEMBERS = ("context_management", "output_format")
 REPLY_MEMBERS = (*PROMPT_MEMBERS, "stop_sequences")
 NOT_FIRST = f"context_management.edits: `{CLEAR_THINKING}` must be the first edit"
 NOT_THINKING = f"`{CLEAR_THINKING}` strategy requires `thinking` to be enabled or adaptive"
-NOT_PAUSED = "Input should be true: this server returns a summary before it goes on"
 
 
 def read_context_edits(body: Fields, rules: AnthropicRules, context_length: int, *, thinks: bool) -> list[ContextEdit]:
@@ -109,11 +108,11 @@ def _read_summary_edit(edit: Fields, rules: AnthropicRules, context_length: int)
     pauses = edit.boolean("pause_after_compaction", False)
     if 0 < context_length <= trigger:
         return None
-    if not pauses:
-        path = edit.member_path("pause_after_compaction")
-        raise Unsupported(f"{dotted_path(path)}: {NOT_PAUSED}", field=path)
+    question = SUMMARY_REQUEST if pauses else ANSWERED_SUMMARY_REQUEST
     return SummarizeContext(
-        trigger, f"{SUMMARY_REQUEST}\n\n{instructions}" if instructions.strip() else SUMMARY_REQUEST
+        trigger,
+        f"{question}\n\n{instructions}" if instructions.strip() else question,
+        answer_heading=None if pauses else SUMMARY_HEADING,
     )
 
 

@@ -25,7 +25,7 @@ from parley.dialects.anthropic.options import (
     AnthropicThinking,
 )
 from parley.dialects.anthropic.refusal_wording import ANTHROPIC_WORDING, check_anthropic_members
-from parley.dialects.anthropic.token_usage import input_usage, message_usage, output_usage
+from parley.dialects.anthropic.token_usage import divide_iterations, input_usage, message_usage, output_usage
 from parley.dialects.anthropic.tools import read_anthropic_tools
 from parley.dialects.anthropic.turns import NO_PREFILL, TurnReader
 from parley.dialects.fields import Fields, decode_fields
@@ -196,6 +196,7 @@ class MessagesReply(Reply):
         self._block_stream, self._block_list = self.make_blocks(message)
         self._done: ChoiceDone | None = None
         self._summary: list[str] | None = None  # its pieces, if the answer is a summary of the conversation
+        self._summary_end: ChoiceDone | None = None  # of a summary that stands before the answer
 
     def build_request(self, body: Fields, message: MessageBody, max_tokens: int) -> Request:
         """Return the request with its options. Raises BadRequest."""
@@ -231,9 +232,12 @@ class MessagesReply(Reply):
                     self._add_to_summary(event)
                 case ChoiceDelta():
                     parts.append(self._block_stream.write_delta(event))
-                case PromptAccepted():
+                case PromptAccepted(prompt=0):
                     self._take_edits(event)
                     parts.append(self.message_start(len(event.token_ids)))
+                case ChoiceDone(summary=str()):
+                    self._summary_end = event
+                    parts.append(self._block_stream.summary_events(self._sealed_summary(event.summary)))
                 case ChoiceDone():
                     self._done = event
                     parts.append(self._block_stream.close_block())
@@ -243,12 +247,14 @@ class MessagesReply(Reply):
 
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the end of the message. The counts are those of the whole message, not differences."""
+        usage, iterations = self._divide_usage(usage)
         reason, sequence = self.stop_reason(usage, called=self._block_stream.called)
         event: dict[str, Any] = {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
             "usage": input_usage(usage, marked=self._cache_ttl is not None)
-            | output_usage(usage, reasons=self._reasons),
+            | output_usage(usage, reasons=self._reasons)
+            | iterations,
             **self._context_member(),
         }
         return named_event("message_delta", event) + named_event("message_stop", {"type": "message_stop"})
@@ -276,8 +282,10 @@ class MessagesReply(Reply):
                     self._add_to_summary(event)
                 case ChoiceDelta():
                     self._block_list.add_delta(event)
-                case PromptAccepted():
+                case PromptAccepted(prompt=0):
                     self._take_edits(event)
+                case ChoiceDone(summary=str()):
+                    self._summary_end = event
                 case ChoiceDone():
                     self._done = event
 
@@ -285,8 +293,11 @@ class MessagesReply(Reply):
         """Return the whole message."""
         assert self._done is not None
         content = self._block_list.content(self._done.reason) if self._summary is None else [self._summary_block()]
+        if self._summary_end is not None:
+            content.insert(0, self._sealed_summary(self._summary_end.summary))
         called = any(block["type"] == "tool_use" for block in content)
-        counts = message_usage(usage, self._cache_ttl, reasons=self._reasons)
+        usage, iterations = self._divide_usage(usage)
+        counts = message_usage(usage, self._cache_ttl, reasons=self._reasons) | iterations
         envelope = self._message_envelope(content, *self.stop_reason(usage, called=called), counts)
         return encode_json(envelope | self._context_member())
 
@@ -294,7 +305,8 @@ class MessagesReply(Reply):
 
     def _take_edits(self, event: PromptAccepted) -> None:
         self._applied_edits = event.applied_edits
-        if any(isinstance(applied.edit, SummarizeContext) for applied in event.applied_edits):
+        edits = [applied.edit for applied in event.applied_edits]
+        if any(isinstance(edit, SummarizeContext) and edit.answer_heading is None for edit in edits):
             self._summary = []
 
     def _add_to_summary(self, delta: ChoiceDelta) -> None:
@@ -305,11 +317,20 @@ class MessagesReply(Reply):
     def _summary_block(self) -> dict[str, Any]:
         """Return the summary as a block. One that was cut off stands for nothing."""
         assert self._summary is not None and self._done is not None
-        text = "".join(self._summary).strip()
         is_whole = self._done.reason == "stop" and self._done.stop is None
-        if not text or not is_whole:
+        return self._sealed_summary("".join(self._summary).strip() if is_whole else "")
+
+    def _sealed_summary(self, text: str | None) -> dict[str, Any]:
+        """Return the block of a summary. An empty one stands for nothing."""
+        if not text:
             return {"type": "compaction", "content": None}
         return {"type": "compaction", "content": text, "signature": self._context.seal_reasoning(text.encode())}
+
+    def _divide_usage(self, usage: Usage) -> tuple[Usage, dict[str, Any]]:
+        """Return the usage without that of a summary before the answer, and the member that tells both."""
+        if self._summary_end is None:
+            return usage, {}
+        return divide_iterations(usage, self._summary_end.usage, self._cache_ttl)
 
     def _message_envelope(
         self, content: list[dict[str, Any]], reason: str | None, sequence: str | None, usage: dict[str, Any]

@@ -22,6 +22,34 @@ def input_usage(usage: Usage, *, marked: bool) -> dict[str, int]:
 
 def message_usage(usage: Usage, ttl: str | None, *, reasons: bool) -> dict[str, Any]:
     """Return the usage of a message. ``ttl``: of its ``cache_control``, None without one; ``reasons``: it may think."""
+    return {
+        **_cached_usage(usage, ttl),
+        **output_usage(usage, reasons=reasons),
+        "service_tier": "standard",
+        "inference_geo": "not_available",
+    }
+
+
+def divide_iterations(usage: Usage, summary_usage: Usage, ttl: str | None) -> tuple[Usage, dict[str, Any]]:
+    """Return the usage of an answer without that of the summary before it, and ``iterations``, which tells both.
+
+    The original bills the sum of all iterations, but its other counts leave those of summaries out.
+    """
+    answer_usage = Usage(
+        prompt_tokens=usage.prompt_tokens - summary_usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens - summary_usage.completion_tokens,
+        cached_tokens=usage.cached_tokens - summary_usage.cached_tokens,
+        reasoning_tokens=usage.reasoning_tokens - summary_usage.reasoning_tokens,
+    )
+    iterations = [
+        {"type": kind, **_cached_usage(counts, ttl), "output_tokens": counts.completion_tokens}
+        for kind, counts in (("compaction", summary_usage), ("message", answer_usage))
+    ]
+    return answer_usage, {"iterations": iterations}
+
+
+def _cached_usage(usage: Usage, ttl: str | None) -> dict[str, Any]:
+    """Return the prompt's tokens, with those stored in the cache by their lifetime."""
     counts = input_usage(usage, marked=ttl is not None)
     created_tokens = counts["cache_creation_input_tokens"]
     return {
@@ -30,9 +58,6 @@ def message_usage(usage: Usage, ttl: str | None, *, reasons: bool) -> dict[str, 
             "ephemeral_5m_input_tokens": created_tokens if ttl == "5m" else 0,
             "ephemeral_1h_input_tokens": created_tokens if ttl == "1h" else 0,
         },
-        **output_usage(usage, reasons=reasons),
-        "service_tier": "standard",
-        "inference_geo": "not_available",
     }
 
 

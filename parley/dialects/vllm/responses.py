@@ -35,7 +35,7 @@ from parley.dialects.vllm.token_usage import created_cache_tokens
 from parley.errors import BadRequest, InvalidValue, ParleyError
 from parley.types import ChatPrompt, ChoiceDelta, Event, PromptAccepted, Usage
 
-RESPONSES_RULES = ResponsesRules(pairs_calls=False, client_tools=False, reading=requests.VLLM_RULES)
+RESPONSES_RULES = ResponsesRules(pairs_calls=False, client_tools=False, compacts=False, reading=requests.VLLM_RULES)
 MEMBER_ORDER = (
     "id", "created_at", "incomplete_details", "instructions", "metadata", "model", "object", "output",
     "parallel_tool_calls", "temperature", "tool_choice", "tools", "top_p", "background", "max_output_tokens",

@@ -8,15 +8,16 @@ import msgspec
 
 from parley.dialects.fields import Fields
 from parley.dialects.openai import strict_mode
-from parley.dialects.openai.common_members import read_identifier
+from parley.dialects.openai.common_members import MAX_TOKENS, read_identifier
 from parley.dialects.openai.labels import MAX_LABEL, VERBOSITIES, read_labels
 from parley.dialects.openai.messages import EFFORTS
 from parley.dialects.openai.responses.response_rules import ResponsesRules, refuse_member, unserved_error
 from parley.dialects.output_constraints import ANY_OBJECT_SCHEMA
 from parley.dialects.request_context import RequestContext
 from parley.dialects.sampling_members import MAX_ALTERNATIVES
+from parley.dialects.summary_request import ANSWERED_SUMMARY_REQUEST, SUMMARY_HEADING
 from parley.errors import InvalidValue, Unsupported
-from parley.types import Grammar
+from parley.types import ContextEdit, Grammar, SummarizeContext
 
 SUMMARIES = ("auto", "concise", "detailed")
 LOGPROBS_INCLUDED, SEALED_INCLUDED = "message.output_text.logprobs", "reasoning.encrypted_content"
@@ -26,6 +27,7 @@ INCLUDABLE = frozenset(
      "computer_call_output.output.image_url")
 )  # fmt: skip
 MAX_INCLUDED = 64
+MIN_COMPACT_THRESHOLD = 1000  # tokens
 SERVED_MEMBERS = frozenset(
     ("model", "input", "instructions", "previous_response_id", "conversation", "store", "background", "stream",
      "stream_options", "include", "max_output_tokens", "max_tool_calls", "temperature", "top_p", "top_logprobs",
@@ -73,7 +75,8 @@ def check_members(body: Fields, rules: ResponsesRules) -> None:
     if body.has_value("response_format"):
         raise _moved_member("response_format")
     refuse_member(body, "prompt", "Prompt templates of the server are")
-    refuse_member(body, "context_management", "Compaction by the server is")
+    if not rules.compacts:
+        refuse_member(body, "context_management", "Compaction by the server is")
     refuse_member(body, "moderation", "Moderation is")
     refuse_member(body, "image", "Output of images is")
     refuse_member(body, "access_programs", "Access programs are")
@@ -176,6 +179,20 @@ class StorageMembers(msgspec.Struct, frozen=True):
     in_background: bool
     previous: str | None
     conversation: str | None
+
+
+def read_context_edits(body: Fields, context_length: int) -> list[ContextEdit]:
+    """Read ``context_management``: a summary stands before the answer to a conversation that is too long. Raises
+    BadRequest."""
+    edits: list[ContextEdit] = []
+    for entry in body.objects("context_management", cap=1):
+        if entry.string("type", None, allowed=("compaction",)) is None:
+            raise entry.missing_member("type")
+        default = max(MIN_COMPACT_THRESHOLD, context_length * 4 // 5)
+        threshold = entry.integer("compact_threshold", default, MIN_COMPACT_THRESHOLD, MAX_TOKENS)
+        if not 0 < context_length <= threshold:
+            edits.append(SummarizeContext(threshold, ANSWERED_SUMMARY_REQUEST, answer_heading=SUMMARY_HEADING))
+    return edits
 
 
 def read_storage(body: Fields, context: RequestContext) -> StorageMembers:

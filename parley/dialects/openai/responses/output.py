@@ -158,7 +158,7 @@ class OutputItems:
     """The items of one response. ``items``: those that are complete.
 
     ``declared``: the client's tools by the names that the model knows. ``as_summary``, ``seal`` and
-    ``reasoning_status`` as in ``ReasoningItem``. ``seal_summary``: the answer is a summary, which it seals.
+    ``reasoning_status`` as in ``ReasoningItem``. ``seal_summary``: seals a summary. ``summarizes``: the answer is one.
     """
 
     def __init__(
@@ -171,10 +171,11 @@ class OutputItems:
         as_summary: bool,
         seal: Callable[[str], str] | None,
         reasoning_status: bool = False,
-        seal_summary: Callable[[str], str] | None = None,
+        seal_summary: Callable[[str], str] = str,
+        summarizes: bool = False,
     ):
         self.items: list[Item] = []
-        self._seal_summary = seal_summary
+        self._seal_summary, self._summarizes = seal_summary, summarizes
         self._unique_id, self._events, self._declared = unique_id, events, declared
         self._wants_logprobs, self._as_summary, self._seal = wants_logprobs, as_summary, seal
         self._reasoning_status = reasoning_status
@@ -184,9 +185,9 @@ class OutputItems:
 
     def add_delta(self, delta: ChoiceDelta) -> None:
         """Add new output of the model."""
-        if self._seal_summary is not None:
+        if self._summarizes:
             if delta.output_part == "content" and delta.text:
-                self._summary_item(self._seal_summary).add_text(delta.text)
+                self._summary_item().add_text(delta.text)
         elif delta.output_part == "content":
             self._add_content(delta)
         elif delta.output_part == "reasoning":
@@ -194,6 +195,13 @@ class OutputItems:
                 self._add_reasoning(delta.text)
         elif delta.tool_call is not None:
             self._add_call(delta.tool_call)
+
+    def add_summary(self, text: str) -> None:
+        """Add a summary that stands before the answer, unless it is empty. Clients put it in place of all turns before
+        it, so nothing of it is announced before it is complete."""
+        if text:
+            self._summary_item().add_text(text)
+            self._close_open("completed")
 
     def close_items(self, status: ItemStatus, *, empty_message: bool, is_whole: bool) -> list[Item]:
         """End the item that is open, and return all items.
@@ -204,16 +212,16 @@ class OutputItems:
         """
         if isinstance(self._open_item, CompactionItem) and (not is_whole or self._open_item.is_empty):
             self._open_item = None
-        is_missing = self._open_item is None and not self.items and self._seal_summary is None
+        is_missing = self._open_item is None and not self.items and not self._summarizes
         if empty_message and is_missing and status == "completed":
             self._begin_message()
         self._close_open(status)
         return self.items
 
-    def _summary_item(self, seal: Callable[[str], str]) -> CompactionItem:
+    def _summary_item(self) -> CompactionItem:
         """Return the item of the summary, which is open from its first use on."""
         if not isinstance(self._open_item, CompactionItem):
-            self._begin_item(CompactionItem(self._unique_id, len(self.items), self._events, seal))
+            self._begin_item(CompactionItem(self._unique_id, len(self.items), self._events, self._seal_summary))
         assert isinstance(self._open_item, CompactionItem)
         return self._open_item
 

@@ -37,7 +37,6 @@ from parley.types import (
     ChatPrompt,
     ChoiceDelta,
     ChoiceDone,
-    ContextEdit,
     Event,
     OutputOptions,
     PromptAccepted,
@@ -141,9 +140,13 @@ class ResponsesReply(Reply):
         self._storage = storage = members.read_storage(body, context)
         self._input = response_input = read_response_input(body, context, rules, storage)
         tool_members = response_input.tool_members
-        edits: list[ContextEdit] = [SummarizeContext(0, SUMMARY_REQUEST)] if response_input.summarizes else []
         max_tokens = body.integer("max_output_tokens", None, rules.min_output_tokens, MAX_TOKENS)
         self._generates = body.boolean("generate", True)  # False: compute the prompt for requests that continue it
+        edits = members.read_context_edits(body, context.context_length) if rules.compacts else []
+        if response_input.summarizes:
+            edits = [SummarizeContext(0, SUMMARY_REQUEST)]
+        elif not self._generates:
+            edits = []
         extra_members = vllm_members.read_vllm_members(
             NO_MEMBERS if rules.strict else body, context, max_tokens=max_tokens, rules=rules.reading
         )
@@ -183,7 +186,8 @@ class ResponsesReply(Reply):
             as_summary=reasoning.as_summary and not self.reasoning_as_text,
             seal=self._seal_reasoning if members.SEALED_INCLUDED in included and not self.reasoning_as_text else None,
             reasoning_status=self.reasoning_status,
-            seal_summary=self._seal_summary if response_input.summarizes else None,
+            seal_summary=self._seal_summary,
+            summarizes=response_input.summarizes,
         )
         self._client_streams = body.boolean("stream", False)
         self._response: ResponseObject | None = None  # once the model's name is final
@@ -270,9 +274,13 @@ class ResponsesReply(Reply):
                     if not self._has_output:
                         self._begin_output()
                     self._output.add_delta(event)
+                case ChoiceDone(summary=str()):
+                    if not self._has_output:
+                        self._begin_output()
+                    self._output.add_summary(event.summary or "")
                 case ChoiceDone():
                     self._done = event
-                case PromptAccepted():
+                case PromptAccepted(prompt=0):
                     self._announce_response()
 
     def render_body(self, usage: Usage) -> bytes:

@@ -16,6 +16,7 @@ class ResponsesRules:
     * ``strict``: it has the refusals of OpenAI's own service: unknown members, tools that only that service runs, parts
       under the names of chat completions, calls without outputs, reasoning that it did not seal.
     * ``pairs_calls``: outputs without their calls are refused.
+    * ``compacts``: long conversations may be summarized before the answer.
     * ``client_tools``: tools that OpenAI defines and clients run are functions to the model.
     * ``reading``: the rules of the members that chat completions have as well, among them that of ``strict`` schemas.
     """
@@ -23,6 +24,7 @@ class ResponsesRules:
     strict: bool = False
     pairs_calls: bool = True
     client_tools: bool = True
+    compacts: bool = True
     reading: ReadingRules = OPENAI_RULES
 
     @property
