@@ -297,6 +297,7 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
         RESPONSE_TOOLS,
         CLIENT_TOOLS,
         [{"type": "computer_toolset_20260801", "configs": {"zoom": {"enabled": True, "defer_loading": False}}}],
+        [{"type": "browser_toolset_20260801", "configs": {"find": {"enabled": False}}}],
     ],
     "functions": [[FUNCTION]],
     "tool_choice": [

@@ -8,6 +8,7 @@ import pytest
 from parley.dialects.anthropic import messages
 from parley.dialects.anthropic.api_rules import LENIENT_ANTHROPIC_RULES, STRICT_ANTHROPIC_RULES, AnthropicRules
 from parley.dialects.anthropic.error_answers import anthropic_error_sentence
+from parley.dialects.anthropic.toolsets import COMPUTER_MEMBERS
 from parley.dialects.anthropic.turns import check_order
 from parley.dialects.fields import Fields
 from parley.dialects.reasoning_seal import ReasoningSeal
@@ -573,6 +574,8 @@ def test_anthropic_describes_the_screen_and_the_actions_of_a_computer(rules: Ant
 
 
 TOOLSET = {"type": "computer_toolset_20260801"}
+BROWSER = {"type": "browser_toolset_20260801"}
+TABS = [{"tab_id": "1", "title": "Home", "url": "http://a/", "active": True}, {"tab_id": "2", "title": "", "url": ""}]
 
 
 @pytest.mark.parametrize("rules", [LENIENT_ANTHROPIC_RULES, STRICT_ANTHROPIC_RULES])
@@ -590,6 +593,49 @@ def test_anthropic_toolset_is_a_function_for_each_member_that_is_enabled(rules: 
     search = TOOL | {"name": "tool_search"}
     hidden = [tool["function"]["name"] for tool in chat(rules, tools=[TOOLSET | {"configs": configs}, search]).tools]
     assert "computer_wait" not in hidden and "computer_key" in hidden
+
+
+@pytest.mark.parametrize("rules", [LENIENT_ANTHROPIC_RULES, STRICT_ANTHROPIC_RULES])
+def test_anthropic_browser_offers_some_members_only_where_they_are_enabled(rules: AnthropicRules):
+    def names(**configs: Any) -> set[str]:
+        tools = chat(rules, tools=[BROWSER | {"configs": configs}, TOOLSET]).tools
+        return {tool["function"]["name"] for tool in tools} - {f"computer_{name}" for name in COMPUTER_MEMBERS}
+
+    shown = names()
+    assert len(shown) == 27 and {"browser_navigate", "browser_type", "browser_read_page"} <= shown
+    assert not {"browser_javascript_exec", "browser_file_upload"} & shown
+    assert names(javascript_exec={"enabled": True}, zoom={"enabled": False}, wait={}) == (
+        shown | {"browser_javascript_exec"}
+    ) - {"browser_zoom"}
+    assert names(read_console={"defer_loading": False}) == shown
+
+
+def test_anthropic_shows_the_state_of_a_browser_as_text():
+    changes = [
+        {"type": "tab_opened", "tab_id": "2"},
+        {"type": "download_completed", "download_id": "d", "url": "http://b/", "path": "/f", "size_bytes": 3},
+        {"type": "download_failed", "download_id": "e", "url": "http://c/"},
+    ]
+    state = {"type": "browser_state", "tabs": TABS, "state_changes": changes}
+    use = USE | {"name": "navigate", "toolset_name": "browser"}
+    for rules in (LENIENT_ANTHROPIC_RULES, STRICT_ANTHROPIC_RULES):
+        result = RESULT | {"content": [{"type": "text", "text": "Done."}, state], "toolset_name": "browser"}
+        assert turns({"role": "user", "content": "a"}, assistant(use), user(result), rules=rules)[2].content == (
+            "Done.\nOpen tabs:\n1 (active): Home <http://a/>\n2:  <>\nOpened tab 2\n"
+            "Completed download d, http://b/, /f, 3 bytes\nFailed download e, http://c/"
+        )
+    shown = turns({"role": "user", "content": "a"}, assistant(use), user(RESULT | {"content": [state | {"tabs": []}]}))
+    assert shown[2].content.startswith("No tab is open.\n")
+    path = "messages.2.content.0.content.0"
+    for block, sentence in (
+        ({"type": "browser_state"}, f"{path}.tabs: Field required"),
+        (state | {"tabs": [{"tab_id": "1", "url": ""}]}, f"{path}.tabs.0.title: Field required"),
+        (state | {"state_changes": [{"type": "download_started", "download_id": "d"}]},
+         f"{path}.state_changes.0.url: Field required"),
+        (state | {"state_changes": [{}]}, f"{path}.state_changes.0.type: Field required"),
+    ):  # fmt: skip
+        result = user(RESULT | {"content": [block]})
+        assert refusal(messages=[{"role": "user", "content": "a"}, assistant(use), result]) == sentence
 
 
 def test_anthropic_calls_of_a_toolset_keep_its_name_in_the_conversation():
@@ -613,8 +659,7 @@ def test_anthropic_forces_a_tool_that_clients_run():
         (TOOLSET | {"configs": {"fly": {}}}, "tools.0.configs.fly: Extra inputs are not permitted"),
         (TOOLSET | {"configs": {"zoom": {"enabled": 1}}},
          "tools.0.configs.zoom.enabled: Input should be a valid boolean, but got an integer"),
-        ({"type": "browser_toolset_20260801"},
-         "tools.0.type: 'browser_toolset_20260801' is not supported by this server"),
+        (BROWSER | {"configs": {"fly": {}}}, "tools.0.configs.fly: Extra inputs are not permitted"),
         ({"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 0},
          "tools.0.max_characters: Input should be greater than or equal to 1, but got 0"),
         ({"type": "web_fetch_20250910", "name": "web_fetch"},

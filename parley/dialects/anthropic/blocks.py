@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from parley.dialects import media
 from parley.dialects.anthropic.api_rules import AnthropicRules
+from parley.dialects.anthropic.browser_state import read_browser_state
 from parley.dialects.anthropic.file_sources import with_file_content
 from parley.dialects.anthropic.refusal_wording import anthropic_value_error, check_anthropic_members, dotted_path
 from parley.dialects.fields import Fields
@@ -73,6 +74,8 @@ class BlockReader:
                 yield self._read_search_result(block)
             case "tool_reference" if in_result:
                 yield self._read_tool_reference(block)
+            case "browser_state" if in_result:
+                yield read_browser_state(block, self.rules)
             case _ if block_type in HOSTED_BLOCKS:
                 yield from self.read_hosted_block(block, block_type)
             case _:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from parley.dialects.anthropic.api_rules import AnthropicRules
+from parley.dialects.anthropic.browser_members import BROWSER_MEMBERS, DISABLED_MEMBERS, Members
 from parley.dialects.anthropic.client_tools import POINT, SCROLL_DIRECTIONS, ZOOM
 from parley.dialects.anthropic.refusal_wording import check_anthropic_members
 from parley.dialects.client_tools import ClientTool, JsonSchema, closed_schema, number_schema, text_schema
@@ -28,10 +29,11 @@ class ToolsetMember(NamedTuple):
 
 
 class Toolset(NamedTuple):
-    """A toolset with its members by their names."""
+    """A toolset with its members by their names. ``disabled``: those that a request has to enable."""
 
     name: str
     members: dict[str, ClientTool]
+    disabled: frozenset[str]
 
 
 class ToolsetTool(NamedTuple):
@@ -59,8 +61,8 @@ def read_toolset(entry: Fields, kind: str, rules: AnthropicRules) -> Iterator[To
 
 
 def _read_configs(entry: Fields, toolset: Toolset, rules: AnthropicRules) -> tuple[set[str], set[str]]:
-    """Return the members that an entry disables, and those that it defers. Raises BadRequest."""
-    disabled: set[str] = set()
+    """Return the members that an entry does not enable, and those that it defers. Raises BadRequest."""
+    disabled = set(toolset.disabled)
     deferred: set[str] = set()
     configs = entry.object("configs")
     if configs is None:
@@ -72,7 +74,9 @@ def _read_configs(entry: Fields, toolset: Toolset, rules: AnthropicRules) -> tup
         if config is None:
             continue
         check_anthropic_members(config, CONFIG_MEMBERS, rules)
-        if not config.boolean("enabled", True):
+        if config.boolean("enabled", name not in toolset.disabled):
+            disabled.discard(name)
+        else:
             disabled.add(name)
         if config.boolean("defer_loading", False):
             deferred.add(name)
@@ -92,7 +96,7 @@ def _click(description: str) -> tuple[str, JsonSchema]:
     return _member(description, {"coordinate": PLACE, "text": HELD_KEYS}, [])
 
 
-COMPUTER_MEMBERS = {
+COMPUTER_MEMBERS: Members = {
     "screenshot": _member("Takes a screenshot.", {}, []),
     "zoom": _member(
         "Takes a screenshot of a part of the screen, enlarged.",
@@ -144,12 +148,15 @@ COMPUTER_MEMBERS = {
 }
 
 
-def _toolset(name: str, members: dict[str, tuple[str, JsonSchema]]) -> Toolset:
+def _toolset(name: str, members: Members, disabled: frozenset[str] = frozenset()) -> Toolset:
     tools = {
         member: ClientTool(joined_tool_name(name, member), description, schema)
         for member, (description, schema) in members.items()
     }
-    return Toolset(name, tools)
+    return Toolset(name, tools, disabled)
 
 
-TOOLSETS = {"computer_toolset_20260801": _toolset("computer", COMPUTER_MEMBERS)}
+TOOLSETS = {
+    "computer_toolset_20260801": _toolset("computer", COMPUTER_MEMBERS),
+    "browser_toolset_20260801": _toolset("browser", BROWSER_MEMBERS, DISABLED_MEMBERS),
+}
