@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from parley.dialects.anthropic.api_rules import AnthropicRules
-from parley.dialects.anthropic.refusal_wording import check_member_names
+from parley.dialects.anthropic.refusal_wording import check_anthropic_members
 from parley.dialects.fields import Fields
 
 MAX_TABS = 1000
@@ -24,7 +24,7 @@ CHANGES = {
 
 def read_browser_state(block: Fields, rules: AnthropicRules) -> str:
     """Return a line for each open tab, and one for each change. Raises BadRequest."""
-    check_member_names(block, STATE_MEMBERS, rules, "browser_state")
+    check_anthropic_members(block, STATE_MEMBERS, rules, "browser_state")
     if not block.has_value("tabs"):
         raise block.missing_member("tabs")
     tabs = [_tab_line(tab, rules) for tab in block.objects("tabs", cap=MAX_TABS)]
@@ -33,7 +33,7 @@ def read_browser_state(block: Fields, rules: AnthropicRules) -> str:
 
 
 def _tab_line(tab: Fields, rules: AnthropicRules) -> str:
-    check_member_names(tab, TAB_MEMBERS, rules)
+    check_anthropic_members(tab, TAB_MEMBERS, rules)
     tab_id, title, url = (_required_text(tab, name) for name in ("tab_id", "title", "url"))
     mark = " (active)" if tab.boolean("active", False) else ""
     return f"{tab_id}{mark}: {title} <{url}>"
@@ -44,7 +44,7 @@ def _change_line(change: Fields, rules: AnthropicRules) -> str:
     if kind is None:
         raise change.missing_member("type")
     name, members = CHANGES[kind]
-    check_member_names(change, members, rules, kind)
+    check_anthropic_members(change, members, rules, kind)
     return f"{name} {', '.join(_change_details(change, kind))}"
 
 
