@@ -17,10 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from support.damaged_files import damage_header, damage_json, damage_metadata
 from support.gguf_files import write_gguf
 from support.model_zoo.serve_zoo import ModelRefused, consult_doctor, load_folder
 from support.tiny_models import VOCAB, model_folder
+
+from parley.weight_shards import INDEX_NAME
 
 DAMAGES = 120 if os.environ.get("PARLEY_NIGHTLY") else 6  # of each kind of file
 MORE_MEMORY = 4 << 30  # bytes of address space that a check may take
@@ -76,6 +79,45 @@ def test_damaged_headers_of_safetensors_are_read_or_refused_in_a_sentence(tmp_pa
         shutil.copytree(model_folder("llama"), folder)
         damage_header(folder / "model.safetensors", random.Random(seed))
         check_refusal(folder)
+
+
+def write_parts(folder: Path) -> Path:
+    """Write a model in two files with an index."""
+    shutil.copytree(model_folder("llama"), folder)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names, places = sorted(tensors), {}
+    for number, part in enumerate((names[::2], names[1::2]), 1):
+        file = f"model-{number:05}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in part}, folder / file)
+        places |= dict.fromkeys(part, file)
+    (folder / INDEX_NAME).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": places}))
+    return folder
+
+
+def test_damaged_indexes_are_read_or_refused_in_a_sentence(tmp_path):
+    intact = write_parts(tmp_path / "intact")
+    for seed in range(DAMAGES):
+        folder = tmp_path / str(seed)
+        shutil.copytree(intact, folder)
+        damage_json(folder / INDEX_NAME, random.Random(seed))
+        check_refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["../other.safetensors", "{}/other.safetensors", "part/x.safetensors", "config.json", ""]
+)
+def test_an_index_cannot_name_a_file_elsewhere(name, tmp_path):
+    folder = write_parts(tmp_path / "model")
+    (folder / "part").mkdir()
+    for place in (tmp_path / "other.safetensors", folder / "part" / "x.safetensors"):
+        shutil.copy(folder / "model-00001-of-00002.safetensors", place)
+    index = json.loads((folder / INDEX_NAME).read_text())
+    index["weight_map"]["lm_head.weight"] = name.format(tmp_path)
+    (folder / INDEX_NAME).write_text(json.dumps(index))
+    assert re.search(
+        "which is not a safetensors file of the same folder|weight files are missing", check_refusal(folder)
+    )
 
 
 @pytest.mark.parametrize("damage", [damage_header, damage_metadata])
