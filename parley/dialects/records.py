@@ -119,7 +119,7 @@ class InlinedRequest:
     ``body``: for instances; it contains the records that the client's body refers to. ``background_name``: as in
     ``Reply``; ``is_stream``: the client asks for a stream. The coordinator passes every part of the answer before the
     client gets it, so that the request keeps its own record: a stream in ``watch_stream``, an answer in one piece in
-    ``watch_body``.
+    ``watch_body``. Both return what the client gets.
     """
 
     background_name, is_stream = "", False
@@ -127,11 +127,14 @@ class InlinedRequest:
     def __init__(self, body: bytes):
         self.body = body
 
-    def watch_stream(self, data: bytes) -> None:
-        """Record the state of the answer from a part of its stream."""
+    def watch_stream(self, data: bytes) -> bytes:
+        """Record the state of the answer from a part of its stream, and return the part; an event that is not complete
+        may be held until it is."""
+        return data
 
-    def watch_body(self, data: bytes) -> None:
-        """Record a successful answer in one piece."""
+    def watch_body(self, data: bytes) -> bytes:
+        """Record a successful answer in one piece, and return it."""
+        return data
 
     def render_accepted(self) -> bytes:
         """Return the answer to a request that runs in the background, once its stream has begun."""

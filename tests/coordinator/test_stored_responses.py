@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
 from support.http_client import Answer
 
 KEYS = ("sk-one-key-0123456789", "sk-two-key-0123456789")
@@ -172,12 +173,27 @@ async def test_background_response_continues_after_an_instance_is_lost(live_clus
     await cluster.wait_until_idle()
 
 
+@pytest.mark.parametrize("members", [{}, {"stream": True}, {"stream": True, "background": True}])
+async def test_response_that_the_coordinator_cannot_keep_says_so(live_cluster, members: dict[str, Any]):
+    front = (await live_cluster("prefill", "decode", client_keys={"response_store": 8000})).front
+    metadata = {f"{number}": "x" * 500 for number in range(16)}  # a response with it is larger than the store
+    answer = await front.post("/v1/responses", BODY | members | {"metadata": metadata})
+    assert answer.status == 200, answer.body
+    response = events_of(answer)[-1]["response"] if members else answer.json
+    assert response["status"] == "incomplete" and response["output"] and response["store"] is False, response
+    if members:
+        numbers = [event["sequence_number"] for event in events_of(answer)]
+        assert numbers == list(range(len(numbers)))
+    short = await front.post("/v1/responses", BODY | members)
+    assert (events_of(short)[-1]["response"] if members else short.json)["store"] is True
+
+
 async def test_metrics_count_faults_of_the_coordinators_store(live_cluster, tmp_path):
     cluster = await live_cluster("prefill", "decode", client_keys={"response_store_file": tmp_path / "responses.db"})
     store = cluster.coordinator.front._record_keeper._store
     assert (await create(cluster.front))["store"]
     store._database.execute("DROP TABLE records")
-    await create(cluster.front)
+    assert not (await create(cluster.front))["store"]
     page = (await cluster.front.get("/metrics")).body.decode()
     assert store.faults and page.count("# TYPE parley:record_faults_total counter") == 1
     assert f"\nparley:record_faults_total {store.faults}\n" in page

@@ -113,10 +113,12 @@ class InlinedChat(InlinedRequest):
         super().__init__(body)
         self._keeper = keeper
 
-    def watch_body(self, data: bytes) -> None:
-        """Keep the completion."""
+    def watch_body(self, data: bytes) -> bytes:
+        """Keep the completion, and return it."""
         self._keeper.keep(msgspec.json.decode(data, type=dict[str, Any]))
+        return data
 
-    def watch_stream(self, data: bytes) -> None:
-        """Read a part of the stream, and keep its completion at the end."""
+    def watch_stream(self, data: bytes) -> bytes:
+        """Read a part of the stream, and keep its completion at the end. Return the part."""
         self._keeper.watch_stream(data)
+        return data

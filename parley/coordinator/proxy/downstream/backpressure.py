@@ -40,7 +40,9 @@ class BackpressureBuffer:
     def send_part(self, data: bytes) -> None:
         """Send a part now, or once the client has read the parts before it."""
         if self._watcher is not None:
-            self._watcher.watch_stream(data)
+            data = self._watcher.watch_stream(data)
+            if not data:
+                return
         if self._buffered_parts is not None:
             self._buffered_parts.append(data)
             self._buffered_bytes += len(data)
@@ -60,7 +62,7 @@ class BackpressureBuffer:
     def send_last_part(self, data: bytes) -> None:
         """Send the last part."""
         if self._watcher is not None:
-            self._watcher.watch_stream(data)
+            data = self._watcher.watch_stream(data)
         if self._buffered_parts is not None:
             self._buffered_parts.append(data)
             self._is_complete = True

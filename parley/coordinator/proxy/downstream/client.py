@@ -154,7 +154,7 @@ class DownstreamClient(Exchange):
         """Write an answer in one piece."""
         self.note_refusal(status, body)
         if self.watcher is not None and status == 200:
-            self.watcher.watch_body(body)
+            body = self.watcher.watch_body(body)
         self.begin_answer(status, [*returned_headers(headers), (b"content-length", b"%d" % len(body))])
         self.finish_answer(body)
 

@@ -85,8 +85,7 @@ class BackgroundCycle:
         if self.kept_events.has_ended:
             return True
         if self.status == 200:
-            self._inlined.watch_stream(data)
-            self.kept_events.add_bytes(data)
+            self.kept_events.add_bytes(self._inlined.watch_stream(data))
         else:
             self.body += data
         if last:

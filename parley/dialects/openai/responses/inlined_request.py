@@ -21,7 +21,7 @@ from parley.dialects.openai.responses.events import EventStream
 from parley.dialects.openai.responses.stored import StoredResponse
 from parley.dialects.records import InlinedRequest
 from parley.dialects.request_context import RequestContext
-from parley.dialects.sse import split_events
+from parley.dialects.sse import EVENT_END, split_events
 from parley.errors import NotReady, ParleyError
 
 EVENT_HEAD = b"event: "
@@ -29,10 +29,6 @@ ITEM_DONE = b"response.output_item.done"
 STATE_EVENTS = frozenset(
     (b"response.created", b"response.in_progress", b"response.completed", b"response.incomplete", b"response.failed")
 )
-
-
-class _StateEvent(msgspec.Struct):
-    response: dict[str, Any]
 
 
 class _ItemEvent(msgspec.Struct):
@@ -106,47 +102,65 @@ class InlinedResponse(InlinedRequest):
         self._opening: dict[str, Any] = {}  # the response as its stream announced it
         self._output: list[dict[str, Any]] = []
 
-    def watch_body(self, data: bytes) -> None:
-        """Keep the response."""
-        if self._storage.is_stored:
-            self._keep_response(msgspec.json.decode(data, type=dict[str, Any]))
+    def watch_body(self, data: bytes) -> bytes:
+        """Keep the response, and return it."""
+        if not self._storage.is_stored:
+            return data
+        response = msgspec.json.decode(data, type=dict[str, Any])
+        return data if self._keep_response(response) else encode_json(_without_store(response))
 
-    def watch_stream(self, data: bytes) -> None:
-        """Count the events, and keep the response whenever its state changes."""
-        events, self._tail = split_events(self._tail + data)
-        for event in events:
-            if event.startswith(EVENT_HEAD):
-                self._event_count += 1
-                kind, _, data = event.removeprefix(EVENT_HEAD).partition(b"\ndata: ")
-                self._watch_event(kind, data)
+    def watch_stream(self, data: bytes) -> bytes:
+        """Count the events, keep the response whenever its state changes, and return what need not be held."""
+        events, tail = split_events(self._tail + data)
+        is_event = tail.startswith(EVENT_HEAD) or EVENT_HEAD.startswith(tail)  # and no comment, and no body of an error
+        self._tail = tail if is_event else b""
+        passed = b"".join(self._watch_event(event) + EVENT_END for event in events)
+        return passed if is_event else passed + tail
 
-    def _watch_event(self, kind: bytes, data: bytes) -> None:
+    def _watch_event(self, event: bytes) -> bytes:
+        """Return an event as the client gets it."""
+        if not event.startswith(EVENT_HEAD):
+            return event
+        self._event_count += 1
+        kind, joint, data = event.removeprefix(EVENT_HEAD).partition(b"\ndata: ")
         if kind == ITEM_DONE:
             self._output.append(msgspec.json.decode(data, type=_ItemEvent).item)
         elif kind in STATE_EVENTS:
-            response = msgspec.json.decode(data, type=_StateEvent).response
+            members = msgspec.json.decode(data, type=dict[str, Any])
+            response = members["response"]
             self._opening = self._opening or response
             is_running = response["status"] in stored.RUNNING
-            if not is_running or self.background_name:
-                self._keep_response(response)
+            is_due = not is_running or bool(self.background_name)
+            if is_due and not self._keep_response(response) and not is_running:
+                shown = encode_json(members | {"response": _without_store(response)})
+                return b"".join((EVENT_HEAD, kind, joint, shown))
+        return event
 
     def render_accepted(self) -> bytes:
         """Return the response as its stream announced it."""
         return encode_json(self._opening)
 
     def fail_stream(self, error: ParleyError) -> bytes | None:
-        """Return the events that end the stream, numbered on from those before."""
+        """Return the events that end the stream, numbered on from those before. An event that is not complete is
+        dropped."""
+        self._tail = b""
         events = self._event_stream(enabled=True, count=self._event_count)
         events.write_failure(error, self._opening | {"output": self._output})
         return events.end_bytes()
 
-    def _keep_response(self, response: dict[str, Any]) -> None:
-        """Keep the response, and add one that has ended to its conversation."""
+    def _keep_response(self, response: dict[str, Any]) -> bool:
+        """Keep the response, if the client wants that, and add one that has ended to its conversation. Return False if
+        it could not be kept."""
         if not self._storage.is_stored:
-            return
+            return True
         try:
-            stored.keep_response(
+            return stored.keep_response(
                 self._context, StoredResponse(response, self._all_items), self._new_items, self._storage.conversation
             )
         except NotReady:  # the store has logged it; the client gets its answer nevertheless
-            return
+            return False
+
+
+def _without_store(response: dict[str, Any]) -> dict[str, Any]:
+    """Return a response that says that it is not stored, if its API says so at all."""
+    return response | {"store": False} if "store" in response else response
