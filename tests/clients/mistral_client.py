@@ -3,6 +3,7 @@
 Arguments: HOST:PORT MODEL.
 """
 
+import json
 import sys
 
 from mistralai.client import Mistral
@@ -27,6 +28,10 @@ assert "".join(streamed) == answers[0]
 called = client.chat.complete(model=model, messages=WEATHER, tools=[TOOL], tool_choice="any", max_tokens=100)
 assert called.choices[0].message.tool_calls[0].function.name == "get_weather"
 assert called.choices[0].finish_reason == "tool_calls"
+call_stream = client.chat.stream(model=model, messages=WEATHER, tools=[TOOL], tool_choice="any", max_tokens=100)
+deltas = [event.data.choices[0].delta for event in call_stream]
+(streamed_call,) = [call for delta in deltas for call in delta.tool_calls or []]
+assert streamed_call.function.name == "get_weather" and "city" in json.loads(streamed_call.function.arguments)
 
 begun = [*WEATHER, {"role": "assistant", "content": "The weather in", "prefix": True}]
 unfinished = [*WEATHER, {"role": "assistant", "content": "The weather in", "prefix": False}]

@@ -12,7 +12,7 @@ from parley.dialects.openai import mistral
 from parley.dialects.openai.chat import read_chat_request, read_strict_chat_request
 from parley.dialects.request_context import RequestContext
 from parley.errors import BadRequest
-from parley.types import ChoiceDelta, ChoiceDone, PromptVector, TextPrompt, Usage
+from parley.types import ChoiceDelta, ChoiceDone, PromptVector, TextPrompt, ToolCallDelta, Usage
 
 CONTEXT = RequestContext("0f", 1, "fp")
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
@@ -44,6 +44,37 @@ def test_chat_members_mean_what_openais_do():
         assert caught.value.field == field
     with pytest.raises(BadRequest):
         read_strict_chat_request(json.dumps(CHAT | {"tools": [TOOL], "tool_choice": "any"}).encode(), CONTEXT)
+
+
+@pytest.mark.parametrize("agent", [b"mistral-client-python/3.7.0", b"openai"])
+def test_streamed_calls_are_whole_for_the_sdk(agent: bytes):
+    def call(index: int, *pieces: str) -> list[Any]:
+        first = ToolCallDelta(index, f"call_{index}", "f", pieces[0])
+        deltas = (first, *(ToolCallDelta(index, arguments=piece) for piece in pieces[1:]))
+        return [ChoiceDelta(0, "", "tool", tool_call=delta) for delta in deltas]
+
+    context = replace(CONTEXT, headers={b"user-agent": agent})
+    body = json.dumps(CHAT | {"stream": True, "tools": [TOOL]}).encode()
+    for read, is_strict in ((read_chat_request, False), (read_strict_chat_request, True)):
+        reply = read(body, context)
+        reply.request.model = "m"
+        events = [
+            ChoiceDelta(0, "Hm."),
+            *call(0, "", "{", "}"),
+            *call(1, '{"a":', "1}"),
+            ChoiceDone(0, "tool", Usage(5, 9)),
+        ]
+        data = b"".join(reply.render_chunk([event]) for event in events)
+        chunks = [json.loads(line.removeprefix(b"data: ")) for line in data.split(b"\n\n") if line]
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+        if is_strict or agent == b"openai":
+            assert len(calls) == 5 and "name" not in calls[1]["function"]
+        else:
+            assert [(piece["id"], piece["function"]) for piece in calls] == [
+                ("call_0", {"name": "f", "arguments": "{}"}), ("call_1", {"name": "f", "arguments": '{"a":1}'}),
+            ]  # fmt: skip
+        assert deltas[1] == {"content": "Hm."} and chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
 def read_fim(**members: Any) -> mistral.FimReply:

@@ -28,12 +28,13 @@ from parley.dialects.openai.custom_tools import CustomCallReader
 from parley.dialects.openai.error_answers import openai_failure_events
 from parley.dialects.openai.labels import VERBOSITIES, read_labels
 from parley.dialects.openai.messages import read_conversation, read_prediction
-from parley.dialects.openai.mistral_members import with_openai_members
+from parley.dialects.openai.mistral_members import takes_whole_calls, with_openai_members
 from parley.dialects.openai.reading_rules import OPENAI_RULES, STRICT_OPENAI_RULES, ReadingRules, applied_options
 from parley.dialects.openai.stored_chats import is_stored, read_keeper
 from parley.dialects.openai.timings import metrics_member
 from parley.dialects.openai.token_objects import FINISH_REASONS, finite_logprob, prompt_logprob_maps
 from parley.dialects.openai.token_usage import openai_usage, running_usage
+from parley.dialects.openai.whole_calls import WholeCallReader
 from parley.dialects.reply import Reply
 from parley.dialects.request_context import RequestContext
 from parley.dialects.sse import STREAM_DONE, choice_event_start, data_event
@@ -89,6 +90,8 @@ class ChatReply(Reply):
         self._options = options = applied_options(context, self.reading_rules)
         chat_prompt, tool_members = read_conversation(body, self.reading_rules, context)
         self._legacy, self._custom_calls = tool_members.legacy, CustomCallReader(tool_members.custom)
+        joins_calls = self.reading_rules is OPENAI_RULES and takes_whole_calls(context.headers)
+        self._whole_calls = WholeCallReader() if joins_calls else None
         max_tokens = _read_max_tokens(body)
         extra_members = vllm_members.read_vllm_members(
             body, context, max_tokens=max_tokens, options=options, rules=self.reading_rules
@@ -154,6 +157,8 @@ class ChatReply(Reply):
     def render_chunk(self, events: Sequence[Event]) -> bytes:
         """Return a chunk for each piece of output and each end of a choice; a chunk with the role opens each choice."""
         parts = []
+        if self._whole_calls is not None:
+            events = self._whole_calls.read_events(events)
         for event in self._custom_calls.read_events(events):
             match event:
                 case ChoiceDelta():

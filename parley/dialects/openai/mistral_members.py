@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from parley.dialects.fields import Fields
+
+SDK_AGENT = b"mistral-client-"  # its SDKs' user agents, before the language
 
 
 def with_openai_members(body: Fields) -> Fields:
@@ -20,6 +23,12 @@ def with_openai_members(body: Fields) -> Fields:
         if Fields(last, path).boolean("prefix", False) and not body.has_value("continue_final_message"):
             changes["continue_final_message"] = True
     return with_openai_seed(body.with_members(changes) if changes else body)
+
+
+def takes_whole_calls(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the client is Mistral's SDK, for which every piece of a streamed call has a name: Mistral streams calls
+    whole."""
+    return headers.get(b"user-agent", b"").startswith(SDK_AGENT)
 
 
 def with_openai_seed(body: Fields) -> Fields:
