@@ -19,7 +19,7 @@ async function show(prefix) {
     return;
   }
   const { info } = shown.document;
-  byId("about").textContent = `${info.title} ${info.version}, ${prefix ? `below /${prefix}` : "at the root"}. ${info.description ?? ""}`;
+  byId("about").replaceChildren(...withCode(`${info.title} ${info.version}, ${prefix ? `below /${prefix}` : "at the root"}. ${info.description ?? ""}`));
   list();
 }
 
@@ -58,15 +58,18 @@ function describe(place) {
   const { operation, document } = place;
   const parameters = operation.parameters ?? [];
   return make("div", { class: "described" },
-    operation.description ? make("p", {}, operation.description) : null,
+    operation.description ? make("p", {}, ...withCode(operation.description)) : null,
     parameters.length ? make("h3", {}, "Parameters") : null,
     parameters.length ? membersTable(parameters.map(({ name, schema, required, in: where }) => [`${name} (${where})`, schema, required]), document) : null,
     ...bodyContent(operation).flatMap(([type, { schema }]) => (schema ? [make("h3", {}, `Body: ${type}`), ...describeBody(schema, document)] : [])),
     make("h3", {}, "Answers"),
-    make("ul", { class: "answers" }, ...Object.entries(operation.responses ?? {}).map(([status, answer]) => make("li", {}, make("code", {}, status), ` ${resolveAnswer(answer, document).description ?? ""}`))),
+    make("ul", { class: "answers" }, ...Object.entries(operation.responses ?? {}).map(([status, answer]) => make("li", {}, make("code", {}, status), " ", ...withCode(resolveAnswer(answer, document).description ?? "")))),
     make("h3", {}, "Try it"),
     makeTrial(place));
 }
+
+/** Return the parts of a description, with elements for `code`. */
+const withCode = (text) => text.split(/`([^`]+)`/).map((part, number) => (number % 2 ? make("code", {}, part) : part));
 
 const resolveAnswer = (answer, document) => (answer.$ref ? document.components.responses[answer.$ref.split("/").pop()] : answer);
 
@@ -84,7 +87,7 @@ function membersTable(members, document, depth = 0) {
     const nested = [...inner, ...items].map((each) => make("details", { class: "nested" }, make("summary", {}, items.includes(each) ? "items" : "members"),
       membersTable(Object.entries(each.properties).map(([key, value]) => [key, value, each.required?.includes(key)]), document, depth + 1)));
     return make("tr", {}, make("th", { scope: "row" }, make("code", {}, name), required ? make("span", { class: "required" }, " required") : null),
-      make("td", {}, make("div", {}, typeName(schema, document)), resolve(schema, document).description ? make("div", { class: "hint" }, resolve(schema, document).description) : null, ...nested));
+      make("td", {}, make("div", {}, typeName(schema, document)), resolve(schema, document).description ? make("div", { class: "hint" }, ...withCode(resolve(schema, document).description)) : null, ...nested));
   });
   return make("table", { class: "members" }, make("tbody", {}, ...rows));
 }

@@ -255,6 +255,8 @@ const tests = {
     await page.selectOption("#document", "openai");
     await page.fill("#filter", "/v1/chat/completions");
     await page.click(".operation summary");
+    assert.match(await page.locator(".described > p code").first().innerText(), /^\w+$/);
+    assert.doesNotMatch(await page.locator(".described").innerText(), /`/); // names in descriptions are elements
     await page.click(".operation button.primary");
     await page.waitForFunction(() => document.querySelector(".trial .program").textContent.includes("Paris"), null, { timeout: 60_000 });
     assert.match(await page.locator(".trial [role=status]").innerText(), /^200 OK/);
@@ -271,6 +273,7 @@ const tests = {
     const root = `http://127.0.0.1:${port}`;
     const page = await open("/", { root, allowed: /401/ });
     await page.waitForSelector("dialog[open]");
+    assert.match(await page.locator("dialog").innerText(), /This server needs an API key/);
     await page.fill("dialog input", "wrong");
     await page.click("dialog .primary");
     await page.waitForFunction(() => document.querySelector("dialog[open] p")?.textContent.includes("Incorrect"));
