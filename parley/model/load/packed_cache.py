@@ -12,21 +12,21 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import os
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from parley import native
 from parley.cache_folders import locked_scratch_folder, remove_scratch_folders, user_cache_folder
-from parley.native import memory
+from parley.native import mapped_files
 from parley.native.layer import (
     AltUpWeights,
     CrossAttentionWeights,
@@ -56,7 +56,8 @@ PACKED_KINDS = {
         *get_args(native.PackedWeight),
     )
 }
-PACKED_DTYPES = {str(dtype): dtype for dtype in (torch.bfloat16, torch.float32)}
+LENGTH_BYTES = 8  # of the header's length
+ALIGNMENT = 64  # bytes: a line of the processor's caches
 
 
 class PackedWeightCache:
@@ -68,49 +69,51 @@ class PackedWeightCache:
         for part in (__version__, kernels, settings_key, *file_digests(self.folder, files)):
             digest.update(part.encode() + b"\0")
         self._settings_key = settings_key
-        self.path = self.folder / f"packed-{settings_key}-{digest.hexdigest()[:32]}.safetensors"
+        self.path = self.folder / f"packed-{settings_key}-{digest.hexdigest()[:32]}.weights"
 
     def read_weights(self, progress: Callable[[float], None]) -> Any | None:
-        """Return the cached weights, None if there are none that can be read."""
+        """Return the cached weights, None if there are none that can be read. They stay in the mapped file until
+        ``mapped_files.start_copying``."""
         if not self.path.exists():
             return None
+        file = None
         try:
-            with safe_open(self.path, "pt") as file:
-                metadata = file.metadata()
-                if metadata["digest"] != _text_digest(metadata["structure"]):
-                    raise ValueError("its header is damaged")
-                names = list(file.keys())
-                tensors: dict[str, CheckedTensor] = {}
-                with ThreadPoolExecutor(min(4, torch.get_num_threads()), "packs") as pool:
-                    copies = pool.map(lambda name: _copy_to_memory(file.get_tensor(name)), names)
-                    for name, copy in zip(names, copies, strict=True):
-                        tensors[name] = copy
-                        progress(len(tensors) / len(names))
-            return _join_tensors(json.loads(metadata["structure"]), tensors)
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+            file = mapped_files.MappedFile(self.path)
+            structure, begin = _read_header(file.data)
+            tensors: list[CheckedTensor] = []
+            weights = _join_tensors(structure, file.data[begin:], tensors)
+            with ThreadPoolExecutor(min(4, torch.get_num_threads()), "packs") as pool:
+                for count, is_damaged in enumerate(pool.map(CheckedTensor.is_damaged, tensors), 1):
+                    if is_damaged:
+                        raise ValueError("its tensors are damaged")
+                    progress(count / len(tensors))
+            return weights
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
             log.warning("The packed weights in %s cannot be read (%s); they are packed again.", self.path.name, error)
+            if file is not None:
+                file.discard()
             return None
 
     def write_weights(self, weights: Any) -> None:
         """Store weights made of lists, layers, packed linears and tensors, and delete files of an older state."""
-        tensors: dict[str, torch.Tensor] = {}
-        structure = json.dumps(_split_tensors(weights, tensors))
         try:
             self.folder.mkdir(exist_ok=True)
             remove_scratch_folders(self.folder)
             with locked_scratch_folder(self.folder) as scratch:
-                written = scratch / "weights"  # the library writes a file of another name beside it, and renames that
-                save_file(tensors, written, {"structure": structure, "digest": _text_digest(structure)})
-                with written.open("rb") as file:
+                written = scratch / "weights"
+                with written.open("wb") as file:
+                    _write_file(file, weights)
+                    file.flush()
                     os.fsync(file.fileno())
                 os.replace(written, self.path)
-            for other in self.folder.glob(f"packed-{self._settings_key}-*.safetensors"):
+            for other in self.folder.glob(f"packed-{self._settings_key}-*"):
                 if other != self.path:
                     other.unlink(missing_ok=True)
             log.info("The packed weights are kept in %s.", self.path)
-        except (OSError, SafetensorError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            log.warning("Packed weights cannot be kept in %s, so each start packs them: %s.", self.folder, reason)
+        except OSError as error:
+            log.warning(
+                "Packed weights cannot be kept in %s, so each start packs them: %s.", self.folder, error.strerror
+            )
 
 
 def open_packed_cache(folder: Path, files: Sequence[Path], settings_key: str) -> PackedWeightCache | None:
@@ -171,17 +174,22 @@ def file_digests(folder: Path | None, files: Sequence[Path]) -> list[str]:
     return digests
 
 
+class PlacedTensor(NamedTuple):
+    """A tensor, and where the next one begins, in bytes after the header."""
+
+    tensor: torch.Tensor
+    end: int
+
+
 class CheckedTensor(NamedTuple):
-    """A tensor, and the checksum of its bytes."""
+    """A tensor, and the checksum that its bytes should have."""
 
     tensor: torch.Tensor
     checksum: int
 
-
-def _copy_to_memory(tensor: torch.Tensor) -> CheckedTensor:
-    """Copy a tensor to memory for weights: mapped file pages are small, and the kernel may evict them."""
-    copy = memory.map_tensor(tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor)
-    return CheckedTensor(copy, _tensor_checksum(copy))
+    def is_damaged(self) -> bool:
+        """Whether the bytes have another checksum."""
+        return _tensor_checksum(self.tensor) != self.checksum
 
 
 def _tensor_checksum(tensor: torch.Tensor) -> int:
@@ -190,21 +198,55 @@ def _tensor_checksum(tensor: torch.Tensor) -> int:
     Damaged bytes change it, and it takes a third of the time of copying them; a CRC takes longer, with most libraries
     several times as long.
     """
-    data = (tensor.clone() if tensor.storage_offset() else tensor).view(-1).view(torch.uint8)
+    data = _tensor_data(tensor)
+    if data.storage_offset() % 8:
+        data = data.clone()
     whole = data.numel() // 8 * 8
     return (int(data[:whole].view(torch.int64).sum()) + int(data[whole:].sum())) & (1 << 64) - 1
+
+
+def _tensor_data(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor: uint8 [size]."""
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+def _align(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _write_file(file: BufferedWriter, weights: Any) -> None:
+    """Write the length of the header in 8 bytes, the header as JSON, and the tensors, all aligned. Raises OSError."""
+    tensors: list[PlacedTensor] = []
+    structure = json.dumps(_split_tensors(weights, tensors))
+    header = json.dumps({"structure": structure, "digest": _text_digest(structure)}).encode()
+    header = header.ljust(_align(len(header) + LENGTH_BYTES) - LENGTH_BYTES)
+    file.write(len(header).to_bytes(LENGTH_BYTES, "little") + header)
+    for tensor, _ in tensors:
+        data = _tensor_data(tensor)
+        file.write(data.numpy().data)
+        file.write(bytes(_align(len(data)) - len(data)))
+
+
+def _read_header(data: torch.Tensor) -> tuple[Any, int]:
+    """Return the structure of a file's weights, and where its tensors begin. Raises ValueError, KeyError, TypeError."""
+    begin = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES].numpy().tobytes(), "little")
+    header = json.loads(data[LENGTH_BYTES:begin].numpy().tobytes())
+    if header["digest"] != _text_digest(header["structure"]):
+        raise ValueError("its header is damaged")
+    return json.loads(header["structure"]), begin
 
 
 def _text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _split_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Convert a weight structure to JSON values; its tensors are moved to ``tensors`` under numbers."""
+def _split_tensors(value: Any, tensors: list[PlacedTensor]) -> Any:
+    """Convert a weight structure to JSON values; its tensors are appended to ``tensors``."""
     if isinstance(value, torch.Tensor):
-        name = str(len(tensors))
-        tensors[name] = tensor = value.contiguous()
-        return {"tensor": name, "checksum": _tensor_checksum(tensor)}
+        tensor, begin = value.contiguous(), tensors[-1].end if tensors else 0
+        tensors.append(PlacedTensor(tensor, _align(begin + tensor.nbytes)))
+        dtype, shape = str(tensor.dtype), list(tensor.shape)
+        return {"tensor": begin, "dtype": dtype, "shape": shape, "checksum": _tensor_checksum(tensor)}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value)}
     if isinstance(value, list):
@@ -219,18 +261,28 @@ def _split_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     return value
 
 
-def _join_tensors(value: Any, tensors: dict[str, CheckedTensor]) -> Any:
-    """Rebuild a weight structure from the JSON values and tensors of ``_split_tensors``. Raises ValueError."""
+def _join_tensors(value: Any, data: torch.Tensor, tensors: list[CheckedTensor]) -> Any:
+    """Rebuild a weight structure from the JSON values of ``_split_tensors`` and the bytes of its tensors, which are
+    appended to ``tensors``. Raises ValueError, RuntimeError."""
     if isinstance(value, list):
-        return [_join_tensors(member, tensors) for member in value]
+        return [_join_tensors(member, data, tensors) for member in value]
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
-        tensor, checksum = tensors[value["tensor"]]
-        if checksum != value["checksum"]:
-            raise ValueError("its tensors are damaged")
+        dtype, begin = _named_dtype(value["dtype"]), value["tensor"]
+        size = math.prod(value["shape"]) * dtype.itemsize
+        tensor = data[begin : begin + size].view(dtype).view(value["shape"])  # raises RuntimeError beyond the end
+        tensors.append(CheckedTensor(tensor, value["checksum"]))
         return tensor
     if "dtype" in value:
-        return PACKED_DTYPES[value["dtype"]]
-    members = {name: _join_tensors(member, tensors) for name, member in value["members"].items()}
+        return _named_dtype(value["dtype"])
+    members = {name: _join_tensors(member, data, tensors) for name, member in value["members"].items()}
     return PACKED_KINDS[value["kind"]](**members)
+
+
+def _named_dtype(name: str) -> torch.dtype:
+    """Return the dtype of a name such as "torch.int8". Raises ValueError."""
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name} is no dtype")
+    return dtype
