@@ -7,6 +7,14 @@ constexpr int FUSED_TILE_ROWS = LANES == 16 ? 6 : 2;  // rows whose sums, with a
 // that is more work
 constexpr long FUSED_MAX_ROWS = LANES == 16 ? 48 : 2, FUSED_MAX_ROWS_WIDE_CODES = LANES == 16 ? FUSED_TILE_ROWS : 2;
 
+// Rows whose sums, with half of a panel's numbers, fill the registers; and up to how many rows such tiles are faster.
+// Not for floats and for blocks of GGUF files with numbers in two parts, which take more registers to unpack.
+template <class Code> constexpr bool IS_BLOCK = false;
+template <int HIGH_BITS, int GROUP, int BLOCK_SIZE, bool HAS_MINIMUMS, class Codebook>
+constexpr bool IS_BLOCK<Blocks<HIGH_BITS, GROUP, BLOCK_SIZE, HAS_MINIMUMS, Codebook>> = true;
+template <class Code> constexpr int HALF_TILE_ROWS = LANES == 8 && USES_INT16<Code> && !IS_BLOCK<Code> ? 5 : 0;
+constexpr long HALVES_MAX_ROWS = 10;
+
 // As FUSED_TILE_ROWS, of unpacked weights
 template <class Code> constexpr int UNPACKED_TILE_ROWS = LANES == 16 || USES_INT16<Code> ? TILE_ROWS : 4;
 
@@ -22,8 +30,14 @@ template <class Vector> struct UnpackedWeights {
   Vector operator()(long k, int j, int i) const { return pairs[(k + j) * WIDE_PANEL_VECTORS + i]; }
 };
 
-// WIDTH vectors of a panel for ROWS rows of x with this stride, over one run of a group
-template <class Code, int ROWS, int WIDTH, class Weights>
+// The same, multiplied half by half of the panel: so the sums of more rows fill the registers
+template <class Code> struct HalvedWeights : PackedWeights<Code> {};
+
+template <class Weights> constexpr bool ARE_HALVED = false;
+template <class Code> constexpr bool ARE_HALVED<HalvedWeights<Code>> = true;
+
+// Vectors FIRST to FIRST + WIDTH of a panel for ROWS rows of x with this stride, over one run of a group
+template <class Code, int ROWS, int WIDTH, class Weights, int FIRST = 0>
 __attribute__((always_inline)) inline void multiply_tile(const Pair* x, long stride, Weights weights, long steps,
                                                          TileSums sums) {
   using Sum = typename Code::Sum;
@@ -31,7 +45,8 @@ __attribute__((always_inline)) inline void multiply_tile(const Pair* x, long str
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
     for (int i = 0; i < WIDTH; i++)
-      acc[r][i] = USES_INT16<Code> || sums.first ? Sum{} : load<Sum>(sums.group_sums + r * WIDE_PANEL + i * LANES);
+      acc[r][i] =
+          USES_INT16<Code> || sums.first ? Sum{} : load<Sum>(sums.group_sums + r * WIDE_PANEL + (FIRST + i) * LANES);
   const Pair* rows[(ROWS + 2) / 3];  // one pointer per three rows: more would not fit the registers
 #pragma GCC unroll 16
   for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] = x + 3 * i * stride;
@@ -40,7 +55,7 @@ __attribute__((always_inline)) inline void multiply_tile(const Pair* x, long str
     for (int j = 0; j < Code::WORD_PAIRS; j++) {
       decltype(weights(k, j, 0)) weight[WIDTH];
 #pragma GCC unroll 4
-      for (int i = 0; i < WIDTH; i++) weight[i] = weights(k, j, i);
+      for (int i = 0; i < WIDTH; i++) weight[i] = weights(k, j, FIRST + i);
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; r++) {
         const Pair* from = rows[r / 3] + r % 3 * stride + k + j;
@@ -57,10 +72,10 @@ __attribute__((always_inline)) inline void multiply_tile(const Pair* x, long str
     }
 #pragma GCC unroll 4
   for (int i = 0; i < WIDTH; i++) {
-    typename Code::Factors factors(sums.scales, i);
+    typename Code::Factors factors(sums.scales, FIRST + i);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
-      long at = r * WIDE_PANEL + i * LANES;
+      long at = r * WIDE_PANEL + (FIRST + i) * LANES;
       Vec sum = __builtin_convertvector(acc[r][i], Vec);
       if (USES_INT16<Code>) {
         sum *= sums.units[r * sums.runs];
@@ -78,11 +93,19 @@ __attribute__((always_inline)) inline void multiply_tile(const Pair* x, long str
 
 template <class Weights> using TileFunction = void (*)(const Pair*, long, Weights, long, TileSums);
 
-// The tile for this number of rows, 1 to ROWS
+template <class Code, int ROWS>
+void multiply_halves(const Pair* x, long stride, HalvedWeights<Code> weights, long steps, TileSums sums) {
+  constexpr int WIDTH = WIDE_PANEL_VECTORS / 2;
+  multiply_tile<Code, ROWS, WIDTH, HalvedWeights<Code>, 0>(x, stride, weights, steps, sums);
+  multiply_tile<Code, ROWS, WIDTH, HalvedWeights<Code>, WIDTH>(x, stride, weights, steps, sums);
+}
+
+// The tile for this number of rows, 1 to ROWS; if weights are halved, FUSED_TILE_ROWS + 1 to ROWS
 template <class Code, int ROWS, int WIDTH, class Weights> TileFunction<Weights> choose_tile(long rows) {
-  if constexpr (ROWS > 1)
+  if constexpr (ROWS > (ARE_HALVED<Weights> ? FUSED_TILE_ROWS + 1 : 1))
     if (rows < ROWS) return choose_tile<Code, ROWS - 1, WIDTH, Weights>(rows);
-  return multiply_tile<Code, ROWS, WIDTH, Weights>;
+  if constexpr (ARE_HALVED<Weights>) return multiply_halves<Code, ROWS>;
+  else return multiply_tile<Code, ROWS, WIDTH, Weights>;
 }
 
 // One run for all rows, at most MOST at a time. Inline, because a call for each group would take a tenth of the time of
@@ -125,6 +148,12 @@ void add_group(const Pair* x, long stride, const uint32_t* words, long steps, Ti
                               x + k, stride, PackedWeights<Code>{words + k / Code::WORD_PAIRS * ROW_WORDS<Code::BITS>},
                               count, part, rows);
                         });
+  if constexpr (HALF_TILE_ROWS<Code> > 0)
+    if (rows <= HALVES_MAX_ROWS)
+      return for_each_run(steps, INT16_RUN, sums, [=](long k, long count, const TileSums& part) {
+        HalvedWeights<Code> weights{{words + k / Code::WORD_PAIRS * ROW_WORDS<Code::BITS>}};
+        multiply_rows<Code, HALF_TILE_ROWS<Code>, WIDE_PANEL_VECTORS>(x + k, stride, weights, count, part, rows);
+      });
   alignas(64) float factors[2][WIDE_PANEL];
   for (int i = 0; i < WIDE_PANEL_VECTORS; i++) {
     typename Code::Factors from(sums.scales, i);
