@@ -52,6 +52,12 @@ tokens are chosen, so in long contexts bfloat16 differs more from float32 than i
 `--quantization` applies to the linear layers of indexers, but not to the weights of their heads; `--kv-dtype int8` does
 not apply to their keys. Layers that predict further tokens are left out.
 
+`deepseek_v4` attends to a window of tokens and to entries that stand for several tokens each. Pages hold the keys of
+tokens, the entries, and the rows that entries are made of, which are 3 to 8 times as many numbers as the keys; so any
+position can be continued, shared or handed over. A token's attention reads copies of what it sees. Torch's operators
+make and choose entries. Files may have experts in FP8 or MXFP4, as published. `--kv-dtype int8` applies to the keys of
+tokens alone.
+
 ## On parley's own decoder
 
 A model runs on parley's own kernels if its `model_type` is one of these and they can compute everything in its config.

@@ -45,6 +45,7 @@ from parley.native.kernel_table.linear_kernels import (
     pack_weight,
     quantize_rows,
     route,
+    weigh_experts,
 )
 from parley.native.kernel_table.logit_kernels import (
     apply_mask,
@@ -163,6 +164,7 @@ __all__ = [
     "sparsify_gates",
     "stack_experts",
     "top_k",
+    "weigh_experts",
     "write_indices",
     "write_kv",
     "write_latents",

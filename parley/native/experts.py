@@ -38,7 +38,8 @@ class Mixture:
     ``bias`` float32 [experts] is added to scores for the choice only. ``router_norm``: the norm of the router's input,
     if that is not the input of the experts. ``scales`` float32 [experts] multiply the weights of chosen experts.
     ``latent_down`` makes the rows that chosen experts read of their usual input, and ``latent_up`` makes rows of the
-    hidden size of their sum; None: they have the hidden size.
+    hidden size of their sum; None: they have the hidden size. ``table`` int64 [vocab, chosen]: the experts of each
+    token, in place of a choice.
     """
 
     router: PackedWeight
@@ -48,6 +49,7 @@ class Mixture:
     scales: torch.Tensor | None = None
     latent_down: PackedWeight | None = None
     latent_up: PackedWeight | None = None
+    table: torch.Tensor | None = None
 
 
 class Unstackable(ValueError):

@@ -46,15 +46,18 @@ def rotate_part(
     return torch.cat((rotate_rows(rotated.float(), cos, sin, is_interleaved).to(rows.dtype), still), -1)
 
 
-def plan_choice(spans: list[RowSpan], heads: int, pool: LayerPages) -> list[TileGroup]:
-    """Plan ``choose_tokens`` for the rows of these spans, for all layers of a step."""
+def plan_choice(
+    spans: list[RowSpan], heads: int, pool: LayerPages, visible_ends: torch.Tensor | None = None
+) -> list[TileGroup]:
+    """Plan ``choose_tokens`` for the rows of these spans, for all layers of a step. ``visible_ends``: as in
+    ``plan_tiles``."""
     pages = pool.data
     return plan_tiles(
         spans,
         heads=heads,
         page_shape=pool.page_format.shape,
         window=None,
-        visible_ends=None,
+        visible_ends=visible_ends,
         zero_page=len(pages) - 1,
         device=pages.device,
     )
@@ -170,10 +173,10 @@ def gather_pages(pool: LayerPages, slots: torch.Tensor) -> LayerPages:
     The tokens of row i fill whole pages, those from i * ceil(count / PAGE_SIZE) on. The last page is zero.
     """
     count = slots.shape[1]
-    tokens = _view_tokens(pool)[slots // PAGE_SIZE, slots % PAGE_SIZE]
+    tokens = view_tokens(pool)[slots // PAGE_SIZE, slots % PAGE_SIZE]
     tokens = F.pad(tokens, (0, 0, 0, -count % PAGE_SIZE)).view(-1, PAGE_SIZE, tokens.shape[-1])
     copy = LayerPages(pool.data.new_zeros(len(tokens) + 1, *pool.data.shape[1:]), pool.page_format)
-    _view_tokens(copy)[:-1].copy_(tokens)
+    view_tokens(copy)[:-1].copy_(tokens)
     return copy
 
 
@@ -194,7 +197,7 @@ def split_heads(pool: LayerPages, head_format: PageFormat, chosen: torch.Tensor)
     return LayerPages(copies, head_format), torch.arange(chosen.numel(), device=chosen.device).view(-1, chosen.shape[2])
 
 
-def _view_tokens(pool: LayerPages) -> torch.Tensor:
+def view_tokens(pool: LayerPages) -> torch.Tensor:
     """Return pages of latents as [pages, PAGE_SIZE, stored numbers of a token].
 
     A tiled page (``pages.h``) consists of 32-bit words, each two bfloat16 or four int8 of one token: the first word of

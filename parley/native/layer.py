@@ -46,6 +46,26 @@ class IndexerWeights:
 
 
 @dataclass(frozen=True)
+class CompressorWeights:
+    """The weights that make compressed entries (``EntryShape``). ``rows`` computes the rows of a token and then their
+    gates; ``bias`` of gates, float32 [tokens, gates of a token]; ``norm`` of entries."""
+
+    rows: PackedWeight
+    bias: torch.Tensor
+    norm: Norm
+
+
+@dataclass(frozen=True)
+class EntryIndexerWeights:
+    """The weights that choose entries (``CompressionShape``). ``queries`` reads the normed latent of queries,
+    ``head_weights`` the layer's input, and ``keys`` makes entries of the keys."""
+
+    queries: PackedWeight
+    head_weights: PackedWeight
+    keys: CompressorWeights
+
+
+@dataclass(frozen=True)
 class AltUpWeights:
     """The weights of a layer with alternating updates of N streams, besides its LAuReL; ``AltUpShape`` defines them.
 
@@ -61,8 +81,8 @@ class AltUpWeights:
 
 @dataclass(frozen=True)
 class HyperWeights:
-    """The weights of a hyper-connection; ``HyperShape`` defines them. ``weight`` [outputs, N * hidden] has 2 N outputs,
-    or N after the last layer. ``scale`` and ``base``, float32 [outputs]: of each output."""
+    """The weights of a hyper-connection; ``HyperShape`` defines them. ``weight`` [outputs, N * hidden] has the outputs
+    of ``side_sizes``, or N after the last layer. ``scale`` and ``base``, float32 [outputs]: of each output."""
 
     weight: PackedWeight
     scale: torch.Tensor
@@ -107,6 +127,8 @@ class DecoderLayer:
       values with the shared numbers of keys. ``query_up`` computes queries from their latent; None: ``qkv`` does.
       ``key_up`` [rank, plain_dim] makes a query that is multiplied by latents, and ``value_up`` [value_dim, rank] makes
       a value of a sum of latents. Both have a weight for each head, one after another.
+    * Attention to compressed entries: ``qkv`` computes the latent of queries and then the key, ``latent_norm`` is that
+      of keys, and ``value_up`` has a weight for each group of heads. ``compressor`` and ``entry_indexer``.
     * Layers with a ``state``: ``qkv`` computes the inputs of the kernel, and ``state_gates`` its numbers per head, if
       it has any. In Mamba 1, ``state_parameters`` reads the convolved channels, and ``state_step`` computes the steps
       of the channels. In Kimi Delta Attention, ``state_step`` computes decays, and ``state_gates`` the gates of
@@ -137,6 +159,8 @@ class DecoderLayer:
     key_up: PackedWeight | None = None
     value_up: PackedWeight | None = None
     indexer: IndexerWeights | None = None
+    compressor: CompressorWeights | None = None
+    entry_indexer: EntryIndexerWeights | None = None
     mixture: Mixture | None = None
     state: StateWeights | None = None
     state_gates: PackedWeight | None = None

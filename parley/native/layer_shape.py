@@ -29,6 +29,9 @@ class Routing:
     weights multiply the inputs of the chosen experts instead of their outputs (Llama 4). ``chooses_by_logits``: the
     bias of the choice is added to logits, not to scores (Kolibri).
 
+    ``sqrt_softplus``: scores are the square roots of the softplus of logits (DeepSeek V4). ``is_hashed``: a table says
+    for each token which experts it has, and scores only weigh them.
+
     With a ``margin`` of 0 or more the router is a sparse mixer (arXiv 2409.12136, as it infers): experts are chosen one
     after another, the largest logit m first, and an expert's weight is its share of a softmax over those left whose
     logits x are close to it, (m - x) <= margin * max(|x|, m).
@@ -46,6 +49,8 @@ class Routing:
     chooses_by_logits: bool = False
     scale: float = 1.0
     margin: float = -1.0
+    sqrt_softplus: bool = False
+    is_hashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,49 @@ class BlockIndexerShape:
 
 
 @dataclass(frozen=True)
+class CompressionShape:
+    """The sizes of attention to a window of tokens and to compressed entries (DeepSeek V4, modeling_deepseek_v4.py).
+
+    All heads share the key of a token, and it is its value, too: a norm of a linear function of the layer's input,
+    whose last ``rotary_dim`` numbers are rotated. Queries come from a normed latent of ``query_rank`` numbers, and each
+    head's query is normed without weights. What a head attended is rotated back by its token's angle. The heads are
+    ``output_groups`` groups of adjacent heads; a linear layer of each makes ``output_rank`` numbers of its heads, which
+    are the input of the output layer.
+
+    Layers with entries (``EntryShape``) that are chosen have an indexer: its keys are entries of ``index_dim`` numbers,
+    made as those of attention, and its queries are linear functions of the latent of queries, with ``index_heads``
+    vectors each. The score of an entry is that of ``IndexerShape``, and the ``top_k`` best are chosen.
+    """
+
+    query_rank: int
+    rotary_dim: int
+    output_groups: int
+    output_rank: int
+    index_heads: int
+    index_dim: int
+    top_k: int
+
+
+@dataclass(frozen=True)
+class EntryShape:
+    """The compressed entries of a layer: each ``tokens`` adjacent tokens, from multiples of ``tokens`` on, make one,
+    and a token attends to those whose last token it sees.
+
+    Each number of an entry is a sum of that of its tokens' rows, weighed by the softmax of their gates; both are linear
+    functions of the layer's input, and a bias of each place is added to gates. The sum is normed, and rotated by the
+    angle of the first token. With ``is_chosen``, an entry also has the tokens of the one before, of which it reads
+    another half of the rows and gates, and an indexer chooses entries.
+    """
+
+    tokens: int
+    is_chosen: bool
+
+    def page_entries(self, page_size: int) -> int:
+        """The number of entries whose last token may be in the same page of ``page_size`` tokens."""
+        return max(1, page_size // self.tokens)
+
+
+@dataclass(frozen=True)
 class AltUpShape:
     """The residual streams of a model with alternating updates (AltUp, arXiv 2301.13310), in the form of Gemma 3n.
 
@@ -168,24 +216,36 @@ class AltUpShape:
 
 @dataclass(frozen=True)
 class HyperShape:
-    """The residual streams of a model with hyper-connections (arXiv 2409.19606), in the form of Hy4, where no stream
-    is mixed into another one (modeling_hy_v4.py).
+    """The residual streams of a model with hyper-connections (arXiv 2409.19606), in the forms of Hy4, where no stream
+    is mixed into another one (modeling_hy_v4.py), and of DeepSeek V4, where all are (modeling_deepseek_v4.py).
 
     Each token has N = ``streams`` rows of the hidden size, at first its embedding. With m = weight(y), a linear
     function of all streams of a token one after another, divided by the root of their mean square plus the eps of
     norms, and with weights of their own for attention and for the MLP:
 
         read[i] = sigmoid(scale[0] * m[i] + base[i]) + eps
-        write[i] = magnitude * sigmoid(scale[1] * m[N + i] + base[N + i]) + eps
+        write[i] = magnitude * sigmoid(scale[1] * m[N + i] + base[N + i]) + write_eps
         stream[i] += write[i] * attention(attention_norm(sum of read[j] * stream[j] over j))
 
     and the same with the MLP and its norm. Lastly, such a sum is the hidden state before the last norm. Configs call
-    the fields hc_mult, hc_magnitude and hc_eps.
+    the first three fields hc_mult, hc_magnitude and hc_eps.
+
+    With ``sinkhorn_steps``, the sum of mix[j, i] * stream[j] over j replaces stream[i] before that sum. mix is the
+    softmax of each row of scale[2] * m[2 N + N j + i] + base[2 N + N j + i], plus eps; then its columns, and after that
+    in each further step its rows and columns in turn, are divided by their sums plus eps (Sinkhorn-Knopp).
     """
 
     streams: int
     magnitude: float
     eps: float
+    write_eps: float
+    sinkhorn_steps: int = 0
+
+    @property
+    def side_sizes(self) -> tuple[int, ...]:
+        """The numbers that a layer's connection has to read, to write, and to mix."""
+        n = self.streams
+        return (n, n, n * n) if self.sinkhorn_steps else (n, n)
 
 
 @dataclass(frozen=True)
@@ -254,6 +314,7 @@ class LayerShape:
     has_indexer: bool = False  # an indexer chooses the tokens that the layer attends to
     # The layer attends to the tokens that an indexer chose: its own, or the last one before it
     reads_chosen: bool = False
+    entries: EntryShape | None = None  # which the layer attends to besides its window, in models that have them
     sees_later_media: bool = True  # tokens of images attend to later ones of the same image, if the model does that
 
     # The MLP

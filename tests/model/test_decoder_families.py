@@ -73,6 +73,7 @@ KERNEL_FAMILIES = [
     "minimax_m3",
     "axk2",
     "hy4",
+    "deepseek_v4",
     "phimoe",
     "qwen3_next",
     "lfm2",

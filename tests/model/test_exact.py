@@ -331,6 +331,8 @@ PREEMPTED_BY_NIGHT = [
     ("minimax_m3", False, "tiny"),
     ("axk2", True, "tiny int8"),
     ("hy4", False, "tiny"),
+    ("deepseek_v4", False, "tiny"),
+    ("deepseek_v4", True, "tiny int8"),
     ("minimax_m3", True, "tiny int8"),
     ("minicpm3", False, "tiny"),
     ("gpt_oss", False, "tiny"),

@@ -223,6 +223,20 @@ LATENT_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"index_topk": 40, "index_head_dim": 32, "index_n_heads": 8, "indexer_types": ["full", "shared", "full"]}
         | {"swiglu_limit": 0.8, "hc_mult": 3},
     ),
+    # Contexts of tests have more entries than indexers choose. Entries of the second layer are whole pages.
+    "deepseek_v4": (
+        "deepseek_v4",
+        BASE_CONFIG
+        | {"num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 32, "q_lora_rank": 48, "qk_rope_head_dim": 16}
+        | {"moe_intermediate_size": 48, "n_routed_experts": 12, "num_experts_per_tok": 3, "num_hash_layers": 1}
+        | {"sliding_window": 20, "o_groups": 2, "o_lora_rank": 24, "swiglu_limit": 0.8, "hc_mult": 3}
+        | {"index_n_heads": 8, "index_head_dim": 24, "index_topk": 7}
+        | {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 32}}
+        | {
+            "layer_types": ["sliding_attention", "heavily_compressed_attention"] + 2 * ["compressed_sparse_attention"],
+            "rope_parameters": YARN,
+        },
+    ),
     "mistral4": (
         "mistral4",
         LATENTS
@@ -540,6 +554,9 @@ def write_random_model(folder: Path, model: Any, *, seed: int, dtype: str, **sav
         for name, buffer in sorted(model.named_buffers()):
             if name.endswith(("e_score_correction_bias", "expert_bias")):  # of a router's choice
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3)
+            elif name.endswith("tid2eid"):  # the experts of each token
+                order = torch.rand(len(buffer), model.config.n_routed_experts, generator=generator).argsort(1)
+                buffer.copy_(order[:, : buffer.shape[1]])
             elif name.endswith(("layer_scalar", "std_bias", "std_scale")):
                 buffer.copy_(1 + torch.randn(buffer.shape, generator=generator) * 0.3)
             elif name.endswith(("put_min", "put_max")):  # what layers of encoders clip their rows to

@@ -47,6 +47,7 @@ SAFETENSORS_DTYPES = {
     "U8": torch.uint8,
     "I32": torch.int32,
     "U32": torch.uint32,
+    "I64": torch.int64,
 }
 # A weight of one of these dtypes cannot be used without the scales that the config's format defines.
 SCALED_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -148,13 +149,13 @@ class Checkpoint:
 
     @property
     def tensor_names(self) -> list[str]:
-        """The names of all tensors."""
-        return list(self._entries)
+        """The names of all tensors, except those of int64: most of these are buffers that no model reads."""
+        return [name for name, entry in self._entries.items() if entry.dtype != torch.int64]
 
     @property
     def parameter_count(self) -> int:
-        """The number of elements in all tensors."""
-        return sum(math.prod(entry.shape) for entry in self._entries.values())
+        """The number of elements in all tensors of ``tensor_names``."""
+        return sum(math.prod(self._entries[name].shape) for name in self.tensor_names)
 
     @property
     def total_bytes(self) -> int:
@@ -175,13 +176,14 @@ class Checkpoint:
         self.metadata = {prefix + name: text for name, text in self.metadata.items()}
 
     def rename_modules(self, modules: Mapping[str, str]) -> None:
-        """Replace the names of ``modules`` within those of tensors, or at their ends, by their values, in order."""
+        """Replace the names of ``modules`` within those of tensors, or at their beginnings or ends, by their values, in
+        order."""
 
         def rename(name: str) -> str:
-            name += "."
+            name = f".{name}."
             for old, new in modules.items():
                 name = name.replace(f".{old}.", f".{new}.")
-            return name[:-1]
+            return name[1:-1]
 
         self._entries = {rename(name): entry for name, entry in self._entries.items()}
         self.metadata = {rename(name): text for name, text in self.metadata.items()}
@@ -406,9 +408,10 @@ class Checkpoint:
             raise LoadError(f"The header of {file} describes tensor {name} wrongly; the file is damaged.")
         if name in self._entries:
             raise LoadError(f"Tensor {name} is in {file} and in another file of the checkpoint.")
-        if dtype not in SAFETENSORS_DTYPES:
+        if dtype not in SAFETENSORS_DTYPES or dtype == "I64":
             # Buffers of other dtypes may be present. The tensors that the model needs are checked when requested.
             self.unread_names.add(name)
+        if dtype not in SAFETENSORS_DTYPES:
             return
         if end - start != math.prod(shape) * SAFETENSORS_DTYPES[dtype].itemsize or data_start + end > size:
             raise LoadError(

@@ -61,14 +61,26 @@ def view_nvfp4(
     return [*views, checkpoint.view_tensor(whole_scale, *shape)]
 
 
+def view_mxfp4(checkpoint: Checkpoint, linear: LinearSpec, packed: str, scale: str) -> list[torch.Tensor]:
+    """Return both tensors of an MXFP4 weight as DeepSeek stores it, as views of the file, by their names: int8, and
+    float8_e8m0fnu. Raises LoadError."""
+    return _view_groups(checkpoint, linear, packed, scale, MXFP4_GROUP, torch.float8_e8m0fnu, torch.int8)
+
+
 def _view_groups(
-    checkpoint: Checkpoint, linear: LinearSpec, packed: str, scale: str, group: int, dtype: torch.dtype
+    checkpoint: Checkpoint,
+    linear: LinearSpec,
+    packed: str,
+    scale: str,
+    group: int,
+    dtype: torch.dtype,
+    packed_dtype: torch.dtype = torch.uint8,
 ) -> list[torch.Tensor]:
     """Return packed numbers and the scales of groups, of ``dtype``, as views of the file. Raises LoadError."""
     if linear.in_features % group:
         raise LoadError(f"Tensor {packed} has {linear.in_features} inputs, which are not whole groups of {group}.")
     return [
-        checkpoint.view_tensor(packed, linear.out_features, linear.in_features // 2, dtype=torch.uint8),
+        checkpoint.view_tensor(packed, linear.out_features, linear.in_features // 2, dtype=packed_dtype),
         checkpoint.view_tensor(scale, linear.out_features, linear.in_features // group, dtype=dtype),
     ]
 

@@ -2,8 +2,9 @@
 
 A quantized layer has ``weight`` float8_e4m3fn [out, in] and scales that the weight is multiplied by: one, one for each
 output, or one for each block, [ceil(out / block_out), ceil(in / block_in)]. Their tensor is ``weight_scale``, or
-``weight_scale_inv`` in the format of DeepSeek. Scales of uint8 (MXFP8: blocks of 1 x 32) are exponents: a byte means 2
-to the power of byte - 127. Activations stay in the dtype of the model, so ``input_scale`` and the like are not read,
+``weight_scale_inv`` in the format of DeepSeek, and ``scale`` in that of DeepSeek V4. In the latter, weights of experts
+may be MXFP4 (``fp4.py``) in bytes that are int8. Scales of uint8 (MXFP8: blocks of 1 x 32) are exponents: a byte means
+2 to the power of byte - 127. Activations stay in the dtype of the model, so ``input_scale`` and the like are not read,
 and results are closer to the original model than with 8-bit activations.
 """
 
@@ -16,10 +17,11 @@ from typing import Any
 import torch
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
+from parley.model.checkpoint.fp4 import read_mxfp4, view_mxfp4
 from parley.model.checkpoint.weights import GroupedLinearWeight, LinearSpec, LinearWeight
 from parley.native import GroupedWeight
 
-SCALE_NAMES = ("weight_scale_inv", "weight_scale")
+SCALE_NAMES = ("weight_scale_inv", "scale", "weight_scale")
 # Scales of activations, which are not used.
 ACTIVATION_NAMES = ("input_scale", "activation_scale", "input_scale_ub", "input_global_scale")
 BLOCK_MULTIPLE = 8  # inputs of a block must be a multiple of this
@@ -42,12 +44,16 @@ class Fp8Format:
     def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
         """Return weight and scales as views of the file. Raises LoadError."""
         weight, scale, *_ = self.tensor_names(checkpoint, linear)
+        if checkpoint.tensor_form(weight)[0] == torch.int8:
+            return view_mxfp4(checkpoint, linear, weight, scale)
         values = checkpoint.view_tensor(weight, linear.out_features, linear.in_features, dtype=torch.float8_e4m3fn)
         return [values, view_scales(checkpoint, scale, *self._scale_shape(checkpoint, linear, scale))]
 
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError, also if a number of it is NaN."""
         values, scales = self.view_tensors(checkpoint, linear)
+        if values.dtype == torch.int8:
+            return read_mxfp4(values.view(torch.uint8), scales.view(torch.uint8))
         return read_fp8(values, scales, self.block, f"{linear.name}.weight")
 
     def _scale_shape(self, checkpoint: Checkpoint, linear: LinearSpec, name: str) -> tuple[int, ...]:

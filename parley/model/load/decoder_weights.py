@@ -19,6 +19,7 @@ from parley.model.checkpoint.mlx import MlxRows
 from parley.model.checkpoint.quantization import Quantization
 from parley.model.checkpoint.weights import LinearSpec, LinearWeight, UnlikeWeights
 from parley.model.load.altup_weights import LayerAltUpWeights
+from parley.model.load.compression_weights import LayerCompressionWeights
 from parley.model.load.cross_weights import LayerCrossWeights
 from parley.model.load.embedding_weights import EmbeddingWeights
 from parley.model.load.hyper_weights import LayerHyperWeights
@@ -52,6 +53,7 @@ class DecoderWeights:
         self.altup = LayerAltUpWeights(self)
         self.hyper = LayerHyperWeights(self)
         self.indexers = LayerIndexerWeights(self)
+        self.compression = LayerCompressionWeights(self)
         self.cross = LayerCrossWeights(self)
         self.norms = NormWeights(self, self.states.norm_names)
         self.linears = LayerLinearParts(self, self.states, self.mixtures)
@@ -78,7 +80,7 @@ class DecoderWeights:
             module = self.layer_name(layer, self.config.tensors.activation_factors)
             names += [f"{module}.{name}" for name in XIELU_TENSORS]
         names += self.indexers.layer_tensors(layer) + self.cross.layer_tensors(layer)
-        names += self.hyper.layer_tensors(layer)
+        names += self.hyper.layer_tensors(layer) + self.compression.layer_tensors(layer)
         return names + self.mixtures.layer_tensors(layer) + self.altup.layer_tensors(layer)
 
     @property
@@ -97,6 +99,7 @@ class DecoderWeights:
             total += self.mixtures.layer_parameters(layer) + config.heads * bool(self._sinks_name(layer))
             total += self.altup.layer_parameters(layer) + self.indexers.layer_parameters(layer)
             total += self.cross.layer_parameters(layer) + self.hyper.layer_parameters(layer)
+            total += self.compression.layer_parameters(layer)
             total += 2 * bool(config.tensors.activation_factors)  # the third is no parameter
             total += sum(map(math.prod, self.states.layer_tensors(layer).values()))
         return total
@@ -138,6 +141,7 @@ class DecoderWeights:
             self.altup.check_shapes(layer)
             self.hyper.check_shapes(layer)
             self.indexers.check_shapes(layer)
+            self.compression.check_shapes(layer)
             self.cross.check_shapes(layer)
             self.read_sinks(layer)
             self.read_output_scale(layer)
@@ -215,7 +219,7 @@ class DecoderWeights:
         members |= {"sinks": self.read_sinks(index), "mixture": self.mixtures.pack_layer(index)}
         members |= {"state": self.states.read_layer(index), "altup": self.altup.pack_layer(index)}
         members |= {"indexer": self.indexers.pack_layer(index), "cross": self.cross.pack_layer(index)}
-        members |= self.hyper.pack_layer(index)
+        members |= self.hyper.pack_layer(index) | self.compression.pack_layer(index)
         if slopes := self.config.layers[index].slopes:
             members["slopes"] = torch.tensor(slopes, dtype=torch.float32, device=self.device)
         layer = DecoderLayer(**members)

@@ -42,7 +42,7 @@ def fuse_decoder(
     embedding, parts = decoder_weights.embeddings.embedding_table(head), decoder_weights.embeddings.embedding_parts()
     progress(1.0)
     weights_bytes = tensor_bytes([embedding, parts, norm, head, *layers])
-    network_class = FusedDecoder if config.altup is None else AltUpDecoder
+    network_class: type[FusedDecoder] = FusedDecoder if config.altup is None else AltUpDecoder
     if config.hyper is not None:
         network_class = HyperDecoder
     if any(shape.has_cross_attention for shape in config.layers):

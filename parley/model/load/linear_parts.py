@@ -75,6 +75,14 @@ class LayerLinearParts:
         sizes, names = config.head_sizes(layer), config.tensors.qkv
         heads = config.query_heads(layer)
         q, kv = heads * sizes.dim, sizes.kv_heads * sizes.dim
+        if (compression := config.compression) is not None:
+            rank, width = compression.query_rank, compression.output_groups * compression.output_rank
+            assert config.tensors.query_up is not None
+            return {
+                "qkv": self._name_parts("qkv", layer, names, [rank, sizes.dim], config.hidden_size),
+                "query_up": self._name_parts("query_up", layer, (config.tensors.query_up,), [q], rank),
+                "output": self._name_parts("output", layer, (config.tensors.output,), [config.hidden_size], width),
+            }
         if latent is None:
             queries = [q, heads if shape.has_head_gates else q] if shape.has_output_gate else [q]
             if len(config.tensors.qkv) < len(queries) + 2:

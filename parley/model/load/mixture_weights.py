@@ -9,13 +9,16 @@ from itertools import chain
 import torch
 
 from parley import native
-from parley.model.checkpoint.files import refuse_unpackable
+from parley.model.checkpoint.files import LoadError, refuse_unpackable
 from parley.model.checkpoint.stacked import StackedFormat, StackedPlainFormat
 from parley.model.checkpoint.weights import LinearSpec, LinearWeight, PlainWeight
 from parley.model.load.linear_reader import LinearReader
 from parley.model.networks.mixtures import MixtureNames, joined_layouts, mlx_layouts
+from parley.native.layer_shape import Routing
 
 log = logging.getLogger("parley.engine")
+
+HASH_TABLE = "mlp.gate.tid2eid"  # the experts of each token in layers that do not choose them (DeepSeek V4)
 
 
 class MixtureWeights:
@@ -106,11 +109,15 @@ class MixtureWeights:
         for linear in self.router_parts(layer):
             names += self._weights.linear_tensors(linear) + [linear.name + ".bias"] * linear.bias
         names += chain.from_iterable(map(self._weights.linear_tensors, self.latent_parts(layer)))
-        own = self.names.choice_bias, self.names.router_scale, self.names.expert_scales
+        own = self._choice_tensor(routing), self.names.router_scale, self.names.expert_scales
         names += [self._weights.layer_name(layer, name) for name in own if name]
         for expert in range(1 if self.names.is_stacked else routing.experts):
             names += self._expert_tensors(layer, expert)
         return names
+
+    def _choice_tensor(self, routing: Routing) -> str | None:
+        """Return the name of what chooses experts besides scores: a bias of these, or a table of tokens."""
+        return HASH_TABLE if routing.is_hashed else self.names.choice_bias
 
     def _expert_tensors(self, layer: int, expert: int) -> list[str]:
         linears = list(chain.from_iterable(self.expert_parts(layer, expert).values()))
@@ -141,6 +148,7 @@ class MixtureWeights:
             return
         self.read_router(layer)
         self.read_choice_bias(layer)
+        self.read_table(layer)
         self.read_router_norm(layer)
         self.read_expert_scales(layer)
         for linear in self.latent_parts(layer):
@@ -172,12 +180,28 @@ class MixtureWeights:
         """Return the bias that is added to scores for the choice only, float32 [experts]; None without one. Raises
         LoadError."""
         routing, name = self._config.layers[layer].routing, self.names.choice_bias
-        if routing is None or name is None:
+        if routing is None or name is None or routing.is_hashed:
             return None
         name = self._weights.layer_name(layer, name)
         leading = (1,) * (len(self._checkpoint.tensor_shape(name)) > 1)  # ERNIE has it as a row
         view = self._checkpoint.view_tensor(name, *leading, routing.experts).flatten()
         return view.to(device=self._weights.device, dtype=torch.float32, copy=True)
+
+    def read_table(self, layer: int) -> torch.Tensor | None:
+        """Return the experts of each token, int64 [vocab, chosen]; None if the router chooses them.
+
+        Raises LoadError, also if there is no such expert.
+        """
+        routing = self._config.layers[layer].routing
+        if routing is None or not routing.is_hashed:
+            return None
+        name = self._weights.layer_name(layer, HASH_TABLE)
+        dtype = self._checkpoint.tensor_form(name)[0]
+        dtype = dtype if dtype == torch.int32 else torch.int64
+        table = self._checkpoint.view_tensor(name, self._config.vocab_size, routing.experts_per_token, dtype=dtype)
+        if ((table < 0) | (table >= routing.experts)).any():
+            raise LoadError(f"Tensor {name} gives tokens other experts than the {routing.experts} that there are.")
+        return table.to(self._weights.device, torch.int64, copy=True)
 
     def read_router_norm(self, layer: int) -> native.Norm | None:
         """Return the norm of the rows that the router reads, None if it reads those of experts. Raises LoadError."""
@@ -241,6 +265,7 @@ class MixtureWeights:
         with refuse_unpackable(f"Layer {layer}"):
             gate_up, down = (self._stack_experts(layer, key) for key in ("gate_up", "down"))
             latents = [weights.pack_weights([weight], None) for weight in self.read_latents(layer)]
+        latent_down, latent_up = latents or (None, None)
         router, bias = self.read_router(layer)
         bias = None if bias is None else bias.to(device=weights.device, dtype=weights.dtype, copy=True)
         return native.Mixture(
@@ -249,7 +274,9 @@ class MixtureWeights:
             native.Experts(routing.experts, gate_up, down, self._config.layers[layer].is_gated),
             self.read_router_norm(layer),
             self.read_expert_scales(layer),
-            *latents,
+            latent_down,
+            latent_up,
+            self.read_table(layer),
         )
 
     def _stack_experts(self, layer: int, key: str) -> native.PackedWeight:

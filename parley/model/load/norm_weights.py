@@ -65,6 +65,8 @@ class NormWeights:
             del widths["mlp_norm"], widths["mlp_after_norm"]
         if config.latent is not None and shape.has_attention:
             widths |= {"query_latent_norm": config.latent.query_rank, "latent_norm": config.latent.rank}
+        if config.compression is not None:
+            widths |= {"query_latent_norm": config.compression.query_rank, "latent_norm": sizes.dim}
         names = {field: getattr(config.tensors, field) for field in widths}
         if not shape.has_attention:
             names |= self._state_norms
@@ -111,7 +113,8 @@ class NormWeights:
     def read_layer_norms(self, layer: int) -> dict[str, native.Norm | None]:
         """Return the norms of a layer by field of ``DecoderLayer``. Raises LoadError."""
         norms = {field: self.read_norm(*arguments) for field, arguments in self.layer_norms(layer).items()}
-        norms |= {field: replace(norm, eps=LATENT_EPS) for field, norm in norms.items() if field in LATENT_NORMS}
+        if self._config.compression is None:
+            norms |= {field: replace(norm, eps=LATENT_EPS) for field, norm in norms.items() if field in LATENT_NORMS}
         if (eps := self._config.after_norm_eps) is not None:
             norms |= {field: replace(norm, eps=eps) for field, norm in norms.items() if field in AFTER_NORMS}
         head_norm = self._merge_head_norms(layer, norms.pop("query_norm", None), norms.pop("key_norm", None))

@@ -49,6 +49,7 @@ DRAFT_KEEPS_STATES = "{} cannot be the draft model: it has layers that keep a st
 # The embeddings of checkpoints of a body without its head, as embedding models and GPT-2 are, and the missing prefix.
 BODY_EMBEDDINGS = {
     "embed_tokens.weight": "model.",
+    "embed.weight": "model.",
     "decoder.embed_tokens.weight": "model.",
     "wte.weight": "transformer.",
     "word_embeddings.weight": "transformer.",

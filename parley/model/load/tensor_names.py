@@ -32,7 +32,8 @@ def check_tensor_names(decoder_weights: DecoderWeights) -> None:
         *decoder_weights.embeddings.embedding_tensors(),
         *decoder_weights.linear_tensors(decoder_weights.head),
     }
-    missing = set(decoder_weights.layer_tensors(config.layer_count - 1)) - set(checkpoint.tensor_names)
+    last_tensors = decoder_weights.layer_tensors(config.layer_count - 1)
+    missing = {name for name in last_tensors if name not in checkpoint}
     if missing:  # checked before work is planned per layer: a config may claim a million layers
         raise LoadError(
             f"The checkpoint has no tensor {min(missing)}, but the config asks for {config.layer_count} layers."

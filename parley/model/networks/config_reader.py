@@ -98,6 +98,7 @@ def _read_fusable_config(config: dict[str, Any]) -> DecoderConfig:
         extra_layers=_read_extra_layers(family, fields),
         layer_inputs=_read_layer_inputs(family, fields, layer_count),
         norm_gate_rank=_read_gate_rank(family, fields),
+        compression=None if family.compression is None else family.compression(fields),
         hyper=None if family.hyper is None else family.hyper(fields),
         altup=None if family.altup is None else family.altup(fields),
         media_vocabularies=() if family.media_vocabularies is None else family.media_vocabularies(fields),

@@ -71,7 +71,8 @@ def can_record(network: DecoderNetwork, pages: PagedKV) -> TypeGuard[FusedDecode
     """Whether a decode step of this network starts only kernels that read its batch from the device."""
     if not isinstance(network, FusedDecoder) or network.stack is not None or network.state_sizes:
         return False
-    if network.config.indexer is not None:  # the host decides by context lengths which rows choose tokens
+    # The host decides by context lengths which rows choose tokens, and which entries rows see
+    if network.config.indexer is not None or network.config.compression is not None:
         return False
     plain_layers = all(
         shape.chunk is None

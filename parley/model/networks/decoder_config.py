@@ -9,9 +9,11 @@ from parley.model.networks.mixtures import MixtureNames
 from parley.model.networks.rope import RopeConfig
 from parley.model.networks.sinusoids import Sinusoids
 from parley.model.networks.state_layers import StateNames
+from parley.native.compressor import entry_layers
 from parley.native.layer_shape import (
     AltUpShape,
     BlockIndexerShape,
+    CompressionShape,
     HeadSizes,
     HyperShape,
     IndexerShape,
@@ -157,6 +159,7 @@ class DecoderConfig:
     state_layouts: tuple[StateNames, ...] = ()  # the names of tensors in layers that keep a state: one of them
     layer_inputs: LayerInputShape = LayerInputShape()
     media_vocabularies: tuple[MediaVocabulary, ...] = ()  # the last tokens, if projectors of media embed them
+    compression: CompressionShape | None = None  # the sizes of attention to compressed entries, for models that have it
     hyper: HyperShape | None = None  # the residual streams, for models with hyper-connections
     norm_gate_rank: int = 0  # the numbers between both linear layers of gates of norms
     altup: AltUpShape | None = None  # the residual streams, for models that have several
@@ -187,16 +190,30 @@ class DecoderConfig:
         if self.latent is not None:
             return LayerKV(1, self.latent.stored_dim, self.latent.rank, has_latents=True)
         sizes = self.head_sizes(layer)
-        return LayerKV(sizes.kv_heads, sizes.dim, sizes.dim)
+        return LayerKV(sizes.kv_heads, sizes.dim, sizes.dim, has_latents=self.compression is not None)
+
+    def entry_kv(self, layer: int) -> list[LayerKV]:
+        """Return the KV caches of a layer's compressed entries: those of attention, then those of the indexer's keys,
+        each followed by that of the rows that they are made of."""
+        shape, sizes = self.layers[layer].entries, self.compression
+        if shape is None or sizes is None:
+            return []
+        dims = [self.head_dim, sizes.index_dim] if shape.is_chosen else [self.head_dim]
+        return [stored for dim in dims for stored in entry_layers(shape, dim)]
+
+    def entry_kv_index(self, layer: int) -> int:
+        """Return the index of the first of ``entry_kv`` in ``kv_layers``."""
+        return self.layer_count + sum(len(self.entry_kv(i)) for i in range(layer))
 
     @property
     def kv_layers(self) -> list[LayerKV]:
-        """The KV cache of each layer that has one, after these the keys of each indexer, and then the KV caches of
-        layers with cross-attention."""
+        """The KV cache of each layer that has one, after these the keys of each indexer or compressed entries, and then
+        the KV caches of layers with cross-attention."""
         stored = [self.layer_kv(i) for i, shape in enumerate(self.layers) if shape.stores_kv]
         if self.indexer is not None:
             keys = LayerKV(1, self.indexer.dim, 0, has_latents=True)
             stored += [keys for shape in self.layers if shape.has_indexer]
+        stored += [kv for i in range(self.layer_count) for kv in self.entry_kv(i)]
         return stored + [self.layer_kv(i) for i, shape in enumerate(self.layers) if shape.has_cross_attention]
 
     @property

@@ -91,7 +91,11 @@ class LayerMLPs:
         assert mixture is not None and shape.routing is not None
         assert isinstance(x, torch.Tensor) and isinstance(router_rows, torch.Tensor), "routers read rows as they are"
         logits = native.lm_head_logits(router_rows, mixture.router) if logits is None else logits
-        ids, weights = native.route(logits, mixture.bias, shape.routing)
+        if mixture.table is None:
+            ids, weights = native.route(logits, mixture.bias, shape.routing)
+        else:
+            ids = mixture.table.index_select(0, batch.token_ids)
+            weights = native.weigh_experts(logits, ids, shape.routing)
         if mixture.scales is not None:
             weights = weights * mixture.scales[ids]
         shared = self._run_mlp(layer, x, batch) if shape.routing.shared else None

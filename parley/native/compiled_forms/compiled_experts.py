@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 
 import torch
 
@@ -21,7 +20,8 @@ EXPERTS_RETURN_INT64 = ("experts_workspace",)  # functions that return an int64
 
 
 class RoutingStruct(ctypes.Structure):
-    """``Routing`` of ``experts.h``, with the fields of ``layer_shape.Routing`` in their order."""
+    """``Routing`` of ``experts.h``, with the first fields of ``layer_shape.Routing``. The kernels do not know the
+    others."""
 
     _fields_ = [
         *((name, N) for name in ("experts", "experts_per_token", "groups", "chosen_groups", "group_best")),
@@ -48,7 +48,7 @@ class MixtureStruct(ctypes.Structure):
 
 def routing_struct(routing: Routing) -> RoutingStruct:
     """Describe the rule of a router."""
-    return RoutingStruct(*dataclasses.astuple(routing))
+    return RoutingStruct(*(getattr(routing, name) for name, *_ in RoutingStruct._fields_))
 
 
 def experts_struct(

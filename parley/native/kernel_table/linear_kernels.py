@@ -15,7 +15,7 @@ from parley.native.kernel_choice import form_for_rows, form_of_stacked, form_of_
 from parley.native.layer_shape import GateLimits, Routing
 from parley.native.lowrank import LowRank
 from parley.native.packed import PackedWeight
-from parley.native.torch_forms import torch_int8, torch_lora
+from parley.native.torch_forms import torch_experts, torch_int8, torch_lora
 from parley.native.torch_forms.torch_grouped import GroupedWeight
 
 QuantizedRows = torch_int8.TorchRows | CompiledRows
@@ -81,8 +81,15 @@ def route(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> 
 
     Both are [T, chosen], int64 and float32. A shared expert has one more logit and weight in each row.
     """
+    if routing.sqrt_softplus:
+        return torch_experts.route(logits, bias, routing)
     result: tuple[torch.Tensor, torch.Tensor] = form_for_rows("route", logits).route(logits, bias, routing)
     return result
+
+
+def weigh_experts(logits: torch.Tensor, ids: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return the weights of the experts ``ids`` int64 [T, chosen], which scores did not choose, as ``route`` does."""
+    return torch_experts.weigh_experts(logits, ids, routing)
 
 
 def mix_experts(

@@ -22,25 +22,48 @@ def route(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) -> 
     """
     own_logits = logits[:, : routing.experts]
     ids, weights = (_mix_sparsely if routing.margin >= 0 else _choose_best)(own_logits, bias, routing)
+    return ids, _complete_weights(weights, logits, routing)
+
+
+def weigh_experts(logits: torch.Tensor, ids: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return the weights of experts that are not chosen by their scores, float32 as of ``route``. ``ids`` int64 [T,
+    chosen]."""
+    weights = _normalize_weights(_score_experts(logits[:, : routing.experts], routing).gather(1, ids), routing)
+    return _complete_weights(weights, logits, routing)
+
+
+def _complete_weights(weights: torch.Tensor, logits: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return the weights of chosen experts with their scale, and with that of the shared expert."""
     weights = weights * routing.scale
     if routing.shared:
         shared = _sigmoid(logits[:, routing.experts :]) if routing.shared == 2 else weights.new_ones(len(weights), 1)
         weights = torch.cat((weights, shared), -1)
-    return ids, weights
+    return weights
+
+
+def _score_experts(logits: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return the scores of all experts, float32 [T, experts]."""
+    if routing.sqrt_softplus:  # in float64, because the last bit of a float32 depends on its index in the tensor
+        scores: torch.Tensor = torch.logaddexp(logits.double(), logits.new_zeros((), dtype=torch.float64)).sqrt()
+        return scores.float()
+    return _sigmoid(logits) if routing.sigmoid else logits.softmax(-1)
+
+
+def _normalize_weights(weights: torch.Tensor, routing: Routing) -> torch.Tensor:
+    return weights / (weights.sum(-1, keepdim=True) + 1e-20) if routing.normalized else weights
 
 
 def _choose_best(
     logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the experts with the largest scores, and their weights before ``scale``."""
-    scores = _sigmoid(logits) if routing.sigmoid else logits.softmax(-1)
+    scores = _score_experts(logits, routing)
     basis = logits if routing.chooses_by_logits else scores
     choice = basis if bias is None else basis + bias
     if routing.groups > 1:
         choice = choice.masked_fill(~_in_best_groups(choice, routing), float("-inf"))
     ids = _best_numbers(choice, routing.experts_per_token)
-    weights = scores.gather(1, ids)
-    return ids, weights / (weights.sum(-1, keepdim=True) + 1e-20) if routing.normalized else weights
+    return ids, _normalize_weights(scores.gather(1, ids), routing)
 
 
 def _mix_sparsely(

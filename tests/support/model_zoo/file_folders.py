@@ -72,10 +72,7 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "dots3_note_text", "num_attention_heads": 4, "num_key_value_heads": 4},
         "layers of kind indexed_attention",
     ),
-    **{
-        kind: ({"model_type": kind}, STATES)
-        for kind in ("deepseek_v4", "qwen4_exp_text", "inkling_text", "inkling2_text", "zaya")
-    },
+    **{kind: ({"model_type": kind}, STATES) for kind in ("qwen4_exp_text", "inkling_text", "inkling2_text", "zaya")},
     "code of its own": (
         {"model_type": "made_up", "auto_map": {"AutoModelForCausalLM": "modeling_made_up.MadeUp"}},
         "The model needs code of its own, but code from model folders is never run.",

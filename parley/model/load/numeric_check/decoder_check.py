@@ -38,7 +38,7 @@ def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantizatio
     config = _choose_everything(decoder.config)
     layers = list(range(config.layer_count))
     if decoder.parameters > FULL_CHECK_PARAMETERS:
-        kinds = [type(shape.state) for shape in config.layers]
+        kinds = [(type(shape.state), shape.entries) for shape in config.layers]
         checked_layers = {0, config.layer_count - 1, *map(kinds.index, set(kinds))}
         sources = {config.layers[i].kv_layer for i in checked_layers} - {None}
         layers = sorted(checked_layers.union(i for i in sources if i is not None))
@@ -71,7 +71,7 @@ def _choose_everything(config: DecoderConfig) -> DecoderConfig:
 
     def choose_all(shape: LayerShape) -> LayerShape:
         routing = shape.routing
-        if routing is None:
+        if routing is None or routing.is_hashed:
             return shape
         all_experts = replace(routing, experts_per_token=routing.experts, groups=1, chosen_groups=1, margin=-1.0)
         return replace(shape, routing=all_experts)
@@ -79,7 +79,11 @@ def _choose_everything(config: DecoderConfig) -> DecoderConfig:
     indexer = config.indexer
     if indexer is not None:
         indexer = replace(indexer, top_k=max(indexer.top_k, PROBE_TOKENS))
-    return replace(config, layers=tuple(map(choose_all, config.layers)), indexer=indexer)
+    compression = config.compression
+    if compression is not None:
+        compression = replace(compression, top_k=max(compression.top_k, PROBE_TOKENS))
+    layers = tuple(map(choose_all, config.layers))
+    return replace(config, layers=layers, indexer=indexer, compression=compression)
 
 
 def _image_positions() -> torch.Tensor:

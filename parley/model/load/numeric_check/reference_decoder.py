@@ -13,6 +13,7 @@ from parley.model.checkpoint.quantization import Quantization
 from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.load.media_vocabularies import read_media_rows
 from parley.model.load.numeric_check.reference_altup import ReferenceAltUpLayer, make_streams, merge_streams
+from parley.model.load.numeric_check.reference_compression import ReferenceCompressedLayer
 from parley.model.load.numeric_check.reference_hyper import ReferenceHyperLayer, sum_streams
 from parley.model.load.numeric_check.reference_layer import ReferenceLayer, ReferenceNorms, StoredKV
 from parley.model.networks.decoder_config import DecoderConfig
@@ -50,8 +51,10 @@ class ReferenceDecoder:
         layer_class = ReferenceLayer if self._config.altup is None else ReferenceAltUpLayer
         if self._config.hyper is not None:
             x, layer_class = x[:, None].repeat(1, self._config.hyper.streams, 1), ReferenceHyperLayer
+        if self._config.compression is not None:
+            layer_class = ReferenceCompressedLayer
         for number in layers:
-            layer = layer_class(self._weights, self._config, number, self._media_positions, stored)
+            layer = layer_class(self._weights, self._config, number, self._media_positions, stored, token_ids)
             x = layer.run_rows(x, None if inputs is None else inputs[:, number])
             self._checkpoint.release_pages(*self._weights.layer_tensors(number))
         if self._config.altup is not None:

@@ -13,7 +13,7 @@ import torch
 from parley.model.checkpoint.weights import LinearSpec
 from parley.model.load.decoder_weights import DecoderWeights
 from parley.model.load.norm_weights import AFTER_NORMS
-from parley.model.load.numeric_check.reference_routing import expert_shares
+from parley.model.load.numeric_check.reference_routing import expert_scores, expert_shares, weigh_shares
 from parley.model.load.states.state_reference import run_state_layer
 from parley.model.networks.decoder_config import DecoderConfig
 from parley.model.networks.rope import RopeConfig
@@ -75,7 +75,7 @@ class ReferenceNorms:
 class ReferenceLayer:
     """Layer ``number`` of a decoder. ``media_positions`` int64 [3, T]: positions of the tokens on M-RoPE's axes.
 
-    ``stored``: the keys and values of layers before it; the layer adds its own.
+    ``stored``: the keys and values of layers before it; the layer adds its own. ``token_ids`` int64 [T].
     """
 
     def __init__(
@@ -85,12 +85,13 @@ class ReferenceLayer:
         number: int,
         media_positions: torch.Tensor,
         stored: StoredKV,
+        token_ids: torch.Tensor,
     ):
         self._weights, self._config, self._number = weights, config, number
         self._shape = config.layers[number]
         self._linears = weights.linears.linear_parts(number)
         self._norms, self._norm_fields = ReferenceNorms(weights, config), weights.norms.layer_norms(number)
-        self._media_positions, self._stored = media_positions, stored
+        self._media_positions, self._stored, self._token_ids = media_positions, stored, token_ids
         self._places = torch.arange(media_positions.shape[1])
 
     def run_rows(self, x: torch.Tensor, inputs: torch.Tensor | None = None) -> torch.Tensor:
@@ -305,7 +306,11 @@ class ReferenceLayer:
         router, router_bias = mixtures.read_router(self._number)
         logits = torch.cat([part.multiply_rows(router_rows) for part in router], -1)
         logits = logits if router_bias is None else logits + router_bias.float()
-        shares = expert_shares(logits[:, : routing.experts], mixtures.read_choice_bias(self._number), routing)
+        own_logits, table = logits[:, : routing.experts], mixtures.read_table(self._number)
+        if table is None:
+            shares = expert_shares(own_logits, mixtures.read_choice_bias(self._number), routing)
+        else:
+            shares = weigh_shares(expert_scores(own_logits, routing), table[self._token_ids], routing)
         scales = mixtures.read_expert_scales(self._number)
         shares = shares if scales is None else shares * scales
         total = torch.zeros_like(x)

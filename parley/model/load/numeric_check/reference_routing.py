@@ -13,7 +13,7 @@ def expert_shares(logits: torch.Tensor, bias: torch.Tensor | None, routing: Rout
     """Return the weight of each expert for each row, 0 if it is not chosen: float32 [T, experts] for logits alike."""
     if routing.margin >= 0:
         return sparse_shares(logits, routing)
-    scores = logits.sigmoid() if routing.sigmoid else logits.softmax(-1)
+    scores = expert_scores(logits, routing)
     basis = logits if routing.chooses_by_logits else scores
     choice = basis if bias is None else basis + bias
     if routing.groups > 1:
@@ -21,8 +21,19 @@ def expert_shares(logits: torch.Tensor, bias: torch.Tensor | None, routing: Rout
         best = grouped.topk(routing.group_best).values.sum(-1).topk(routing.chosen_groups).indices
         outside = torch.ones(grouped.shape[:2], dtype=torch.bool).scatter(1, best, False)
         choice = choice.masked_fill(outside.repeat_interleave(grouped.shape[2], 1), -math.inf)
-    is_chosen = torch.zeros_like(scores).scatter(1, choice.topk(routing.experts_per_token).indices, 1.0)
-    shares = scores * is_chosen
+    return weigh_shares(scores, choice.topk(routing.experts_per_token).indices, routing)
+
+
+def expert_scores(logits: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return the scores of all experts, float32 [T, experts]."""
+    if routing.sqrt_softplus:
+        return (1 + logits.double().exp()).log().sqrt().float()
+    return logits.sigmoid() if routing.sigmoid else logits.softmax(-1)
+
+
+def weigh_shares(scores: torch.Tensor, chosen: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return the result of ``expert_shares`` for the experts ``chosen`` int64 [T, N], of which some may be equal."""
+    shares = torch.zeros_like(scores).scatter_add(1, chosen, scores.gather(1, chosen))
     return routing.scale * (shares / shares.sum(-1, keepdim=True) if routing.normalized else shares)
 
 

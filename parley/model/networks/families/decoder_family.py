@@ -24,7 +24,7 @@ from parley.model.networks.indexers import BlockIndexerFamily, IndexerFamily
 from parley.model.networks.mixtures import MixtureFamily
 from parley.model.networks.rope import RopeConfig, Unfusable, wrong_value
 from parley.model.networks.state_layers import StateFamily
-from parley.native.layer_shape import AltUpShape, HyperShape
+from parley.native.layer_shape import AltUpShape, CompressionShape, HyperShape
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 MLP, MIXTURE = "mlp", "moe"  # layers of models with ``has_single_parts``
@@ -161,6 +161,7 @@ class DecoderFamily:
     mixture: MixtureFamily | None = None  # how the layers with a mixture of experts choose them
     indexer: IndexerFamily | BlockIndexerFamily | None = None  # how tokens to attend to are chosen
     state: StateFamily | None = None  # how the layers that keep a state are read
+    compression: Callable[[dict[str, Any]], CompressionShape] | None = None  # returns the sizes of such attention
     hyper: Callable[[dict[str, Any]], HyperShape] | None = None  # returns the streams of hyper-connections
     altup: Callable[[dict[str, Any]], AltUpShape] | None = None  # returns the residual streams, if there are several
     # Returns the tokens that projectors embed, in the order of their ids; they are the last ones

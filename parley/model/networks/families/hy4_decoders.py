@@ -25,7 +25,8 @@ def hy4_indexers(fields: Mapping[str, Any], count: int) -> list[bool]:
 
 def hy4_streams(fields: dict[str, Any]) -> HyperShape:
     """Return the residual streams. Raises Unfusable."""
-    return HyperShape(read_size(fields, "hc_mult"), read_number(fields, "hc_magnitude"), read_number(fields, "hc_eps"))
+    eps = read_number(fields, "hc_eps")
+    return HyperShape(read_size(fields, "hc_mult"), read_number(fields, "hc_magnitude"), eps, eps)
 
 
 def hy4_variations(fields: dict[str, Any], layer_types: list[str]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from parley.model.networks.families.dbrx_decoders import DBRX
 from parley.model.networks.families.decilm_decoders import DECILM
 from parley.model.networks.families.decoder_family import DecoderFamily
+from parley.model.networks.families.deepseek_v4_decoders import DEEPSEEK_V4
 from parley.model.networks.families.gemma3n_decoders import GEMMA3N
 from parley.model.networks.families.gemma_decoders import (
     GEMMA,
@@ -267,6 +268,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "hunyuan_v1_dense": HUNYUAN,
     "hunyuan_v1_moe": HUNYUAN_MOE,
     "hy_v3": HY3,
+    "deepseek_v4": DEEPSEEK_V4,
     "hy_v4": HY4,
     "afmoe": AFMOE,
     "apertus": APERTUS,
