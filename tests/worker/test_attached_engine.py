@@ -148,10 +148,10 @@ async def test_adapters_are_compared_by_their_source(serve, tmp_path):
 
 
 async def test_handovers_survive_a_change_of_the_servers_adapters(serve, quick_polls, monkeypatch, tmp_path):
-    describe, arena = attached_engine.describe_model, Arena(0, -1, 8, [], "pages")
+    describe, arena = attached_engine.describe_attached_model, Arena(0, -1, 8, [], "pages")
     monkeypatch.setattr(
         attached_engine,
-        "describe_model",
+        "describe_attached_model",
         lambda facts, settings: msgspec.structs.replace(
             info := describe(facts, settings), arena=arena, features=info.features | {"page_transfer"}
         ),
