@@ -77,13 +77,15 @@ def shorten_tensor(name):
         (change_config(num_hidden_layers=1 << 30), {}),
         (change_config(vocab_size=641), {}),
         (change_config(model_type="t5"), {}),
+        (change_config(model_type="doge"), {}),
+        (change_config(model_type="moshi"), {}),
         (change_config(quantization_config={"quant_method": "gptq", "bits": 3}), {}),
         (change_config(hidden_act="xielu"), {"quantization": "int8"}),
         (change_config(), {"max_model_len": 9999999}),
         (change_config(max_position_embeddings=1 << 40), {"max_model_len": 1 << 25}),
     ],
     ids=["truncated", "tensor", "shape", "norm", "embedding", "layers", "a billion layers", "vocabulary",
-         "architecture", "bits", "quantization", "context", "length"],
+         "architecture", "doge", "moshi", "bits", "quantization", "context", "length"],
 )  # fmt: skip
 def test_check_refuses_what_the_engine_refuses(folder_copy, damage, settings):
     damage(folder_copy)

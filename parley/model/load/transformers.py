@@ -40,6 +40,13 @@ from parley.model.networks.rope import Unfusable
 from parley.text.media_family import read_media_family
 
 PAGED_LAYER_TYPES = {"full_attention", "sliding_attention"}  # the layer_types that KV pages support
+# Types that fail the numeric check whatever their weights, so that ``load/check.py`` knows them without any. Doge, for
+# one, adds numbers to scores that it makes of values.
+UNPAGED_TYPES = {"doge", "moshi"}
+DIFFERENT_RESULTS = (
+    "A {} model gives different results over pages{}; it may ignore positions, or keep state other than keys and "
+    "values, and is not served."
+)
 STATELESS_LAYER_TYPES = {"chunked_attention"}  # these keep only keys and values too, but no kernel computes them
 # Transformers' tables of models that generate text. The first table that has a model's type is used. The last also has
 # decoders: those of the Flamingo models for audio.
@@ -84,10 +91,7 @@ def load_transformers(
     except Exception as error:
         raise LoadError(f"A {config.model_type} model does not run on packed batches: {one_line(error)}") from error
     if not relative_error <= DECODER_TOLERANCE[dtype]:
-        raise LoadError(
-            f"A {config.model_type} model gives different results over pages (off by {relative_error:.2g}); "
-            "it may ignore positions, or keep state other than keys and values, and is not served."
-        )
+        raise LoadError(DIFFERENT_RESULTS.format(config.model_type, f" (off by {relative_error:.2g})"))
     progress(1.0)
     return network
 
@@ -153,6 +157,8 @@ def read_supported_config(folder: Path) -> PreTrainedConfig:
         raise LoadError(
             f"A {kind} model whose config does not set is_decoder reads in both directions and writes nothing."
         )
+    if kind in UNPAGED_TYPES:
+        raise LoadError(DIFFERENT_RESULTS.format(kind, ""))
     unsupported = set(getattr(config.get_text_config(), "layer_types", None) or ()) - PAGED_LAYER_TYPES
     if unsupported:
         layer_kind = min(unsupported)
