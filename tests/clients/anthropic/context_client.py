@@ -59,4 +59,18 @@ for members in ({"compaction": {"type": "summarize"}}, {"context_management": {"
     # The block stands for all before it, so that the talk costs nothing.
     assert count(model=model, messages=later).input_tokens == count(model=model, messages=later[-2:]).input_tokens
     assert create(model=model, messages=later, **options).content[0].text
+
+long_talk = [{"role": "user", "content": "The harbour opens at seven. " * 60}, *talk[1:]]
+going_on = {"context_management": {"edits": [pausing | {"pause_after_compaction": False}]}}
+prompt_of_talk = {"model": model, "messages": long_talk}
+body = {"model": model, "messages": long_talk, "betas": ["compact-2026-01-12"]} | options | going_on
+whole = create(**body)
+with client.beta.messages.stream(**body) as stream:
+    final = stream.get_final_message()
+for message in (whole, final):
+    assert [block.type for block in message.content] == ["compaction", "text"], message
+    summary, answer = message.usage.iterations
+    assert (summary.type, answer.type) == ("compaction", "message")
+    assert message.usage.output_tokens == answer.output_tokens > 0 < summary.output_tokens
+    assert summary.input_tokens + summary.cache_read_input_tokens > count(**prompt_of_talk).input_tokens
 print("good")
