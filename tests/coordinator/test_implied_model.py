@@ -44,7 +44,7 @@ def report_models(table: Any, instance: Any, models: Any) -> None:
 
 
 def answer(table: Any, requirement: ModelRequirement) -> tuple[str, set[int]]:
-    choice = table.choices.choose_model(requirement)
+    choice = table.implied_models.find_implied_model(requirement)
     return choice.model.names[0] if choice.model else "", set(choice.instances)
 
 
@@ -146,7 +146,7 @@ CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 async def fleet(live_cluster) -> Cluster:
     """A cluster whose instances have one model each, the classifier first."""
     cluster = await live_cluster(*["mixed"] * len(FLEET), instance_options=FLEET)
-    await cluster.front.until(lambda: all(instance.offered for instance in cluster.coordinator.table))
+    await cluster.front.until(lambda: all(instance.offered_models for instance in cluster.coordinator.table))
     return cluster
 
 
@@ -274,7 +274,7 @@ async def test_metrics_for_a_limited_key_are_those_of_instances_with_its_models_
     headers, keys = make_keys(all={}, vectors={"models": ["vectors"]}, none={"models": ["gone"]})
     instance_options = [{"names": ("first",), "info": encoder(dimensions=4)}, EMBEDDER_SERVER]
     cluster = await live_cluster("mixed", "mixed", instance_options=instance_options, client_keys={"hashed_keys": keys})
-    await cluster.front.until(lambda: all(instance.offered for instance in cluster.coordinator.table))
+    await cluster.front.until(lambda: all(instance.offered_models for instance in cluster.coordinator.table))
     pages = {name: await cluster.front.get("/metrics", **headers[name]) for name in headers}
     assert {name: page.status for name, page in pages.items()} == {"all": 200, "vectors": 200, "none": 403}
     whole, limited = pages["all"].body.decode(), pages["vectors"].body.decode()
@@ -291,7 +291,7 @@ async def test_vectors_at_paths_shared_with_text_generation_are_charged(live_clu
     cluster = await live_cluster(
         "mixed", "mixed", instance_options=[EMBEDDER_SERVER, WRITER_SERVER], client_keys=client_keys
     )
-    await cluster.front.until(lambda: all(instance.offered for instance in cluster.coordinator.table))
+    await cluster.front.until(lambda: all(instance.offered_models for instance in cluster.coordinator.table))
     for path in ("/", "/invocations"):
         assert (await cluster.front.post(path, {"inputs": "a b c"}, **headers["alice"])).status == 200
     await cluster.wait_until_idle()
@@ -379,8 +379,8 @@ def test_a_status_with_odd_models_is_read(tmp_path):
     (instance,) = table
     for odd in (None, 7, "a", [1], [{}], [{"names": 5}], [{"names": ["a", 2], "tasks": ["fly", 3]}]):
         report_status(table, instance, models=["a"], model_tasks=odd)
-        json.dumps([sorted(model.names) for model in instance.offered])
-    assert instance.offered[0].names == ("a",) and instance.offered[0].tasks == frozenset()
+        json.dumps([sorted(model.names) for model in instance.offered_models])
+    assert instance.offered_models[0].names == ("a",) and instance.offered_models[0].tasks == frozenset()
 
 
 async def test_an_instance_that_was_killed_is_absent_from_the_first_moment(cluster):

@@ -162,9 +162,9 @@ class MetricsPort:
 
 def has_only_models(instance: ClusterInstance, names: Collection[str]) -> bool:
     """Whether an instance has models, and each of them has one of these names."""
-    if not instance.offered:
+    if not instance.offered_models:
         return bool(instance.models) and all(name in names for name in instance.models)
-    return all(any(name in names for name in model.names) for model in instance.offered)
+    return all(any(name in names for name in model.names) for model in instance.offered_models)
 
 
 def _instance_values(instances: Iterable[ClusterInstance]) -> str:

@@ -15,7 +15,7 @@ from parley.coordinator.routing.instance import ClusterInstance, InstanceModel
 from parley.dialects.route import Route
 from parley.types import ALL_MODEL_TASKS, ModelTask
 
-MAX_KEPT_CHOICES = 1024  # one for each kind of route and limited key
+MAX_KEPT_MODELS = 1024  # one for each kind of route and limited key
 
 
 class ModelRequirement(NamedTuple):
@@ -64,34 +64,34 @@ class ImpliedModelFinder:
 
     def __init__(self, list_instances: Callable[[], Iterable[ClusterInstance]]):
         self._list_instances = list_instances
-        self._choices: dict[ModelRequirement, ImpliedModel] = {}
+        self._implied_models: dict[ModelRequirement, ImpliedModel] = {}
 
-    def forget_choices(self) -> None:
-        """Choose anew from now on: the instances or their models have changed."""
-        self._choices.clear()
+    def forget_implied_models(self) -> None:
+        """Find each model again when it is next needed: the instances or their models have changed."""
+        self._implied_models.clear()
 
-    def choose_model(self, requirement: ModelRequirement) -> ImpliedModel:
-        """Return the choice for a request that names no model."""
-        choice = self._choices.get(requirement)
-        if choice is None:
-            if len(self._choices) >= MAX_KEPT_CHOICES:
-                self._choices.clear()
-            choice = self._choices[requirement] = _choose_model(requirement, self._list_instances())
-        return choice
+    def find_implied_model(self, requirement: ModelRequirement) -> ImpliedModel:
+        """Return the model of a request that names none."""
+        implied = self._implied_models.get(requirement)
+        if implied is None:
+            if len(self._implied_models) >= MAX_KEPT_MODELS:
+                self._implied_models.clear()
+            implied = self._implied_models[requirement] = _find_implied_model(requirement, self._list_instances())
+        return implied
 
     def holds_model(self, instance: ClusterInstance, model: str, requirement: ModelRequirement | None) -> bool:
         """Whether a request is for an instance. ``model``: the one that it names; ``requirement``: set if it names
         none."""
         if requirement is None:
             return model in instance.models
-        choice = self.choose_model(requirement)
-        return choice.model is None or instance.id in choice.instances
+        implied = self.find_implied_model(requirement)
+        return implied.model is None or instance.id in implied.instances
 
     def lacks_task(self, model: str, route: Route) -> bool:
         """Whether all instances that have a model say that it does not suit a route."""
         is_offered = False
         for instance in self._list_instances():
-            for offered in instance.offered:
+            for offered in instance.offered_models:
                 if model in offered.names:
                     is_offered = True
                     if offered.tasks is None or route.suits_model(offered.tasks):
@@ -99,29 +99,33 @@ class ImpliedModelFinder:
         return is_offered
 
 
-def _choose_model(requirement: ModelRequirement, instances: Iterable[ClusterInstance]) -> ImpliedModel:
+def _find_implied_model(requirement: ModelRequirement, instances: Iterable[ClusterInstance]) -> ImpliedModel:
     ordered = sorted(instances, key=lambda instance: instance.id)
-    own_choices = [(instance, _own_choice(requirement, instance.offered)) for instance in ordered if instance.offered]
-    if not own_choices:
+    own_models = [
+        (instance, _own_implied_model(requirement, instance.offered_models))
+        for instance in ordered
+        if instance.offered_models
+    ]
+    if not own_models:
         return ImpliedModel(None, frozenset())
-    usable = [model for _, model in own_choices if _is_open_to_key(requirement, model)] or [own_choices[0][1]]
+    usable = [model for _, model in own_models if _is_open_to_key(requirement, model)] or [own_models[0][1]]
     suitable = [model for model in usable if model.tasks is not None and _suits_requirement(requirement, model)]
     unreported = [model for model in usable if model.tasks is None]
     expects_text = requirement.tasks is None or "generate" in requirement.tasks
     if requirement.main_only:
-        chosen = own_choices[0][1]
+        chosen = own_models[0][1]
     elif expects_text:  # a model that reports no tasks most likely writes text
         chosen = next((model for model in usable if _suits_requirement(requirement, model)), usable[0])
     else:
         chosen = (*suitable, *unreported, usable[0])[0]
     names = set(chosen.names)
-    holders = {instance.id for instance, model in own_choices if not names.isdisjoint(model.names)}
+    holders = {instance.id for instance, model in own_models if not names.isdisjoint(model.names)}
     # A server that reports no models may get any request for text.
-    holders |= {instance.id for instance in ordered if not instance.offered and expects_text}
+    holders |= {instance.id for instance in ordered if not instance.offered_models and expects_text}
     return ImpliedModel(chosen, frozenset(holders))
 
 
-def _own_choice(requirement: ModelRequirement, offered: Sequence[InstanceModel]) -> InstanceModel:
+def _own_implied_model(requirement: ModelRequirement, offered: Sequence[InstanceModel]) -> InstanceModel:
     """Return the model that an instance chooses itself (``ModelRegistry.implied_model``)."""
     usable = [model for model in offered if _is_open_to_key(requirement, model)] or offered
     if requirement.main_only:

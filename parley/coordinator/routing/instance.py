@@ -62,7 +62,7 @@ class ClusterInstance:
     context_length: int = 0  # in tokens; 0 if not reported
     p_percentage: int = 50
     models: frozenset[str] = frozenset()  # all names
-    offered: tuple[InstanceModel, ...] = ()  # the main model first
+    offered_models: tuple[InstanceModel, ...] = ()  # the main model first
     layout: str = ""
     epoch: str = ""
     peers: frozenset[int] = frozenset()

@@ -32,7 +32,7 @@ class InstanceTable:
         self.clock = clock
         self.instances: dict[int, ClusterInstance] = {}
         self.watchers: list[TableWatcher] = []
-        self.choices = ImpliedModelFinder(lambda: self.instances.values())
+        self.implied_models = ImpliedModelFinder(lambda: self.instances.values())
         self.list_received = False  # a controller's list has been received
         for static in options.instances:
             self.add_instance(configured_instance(static))
@@ -80,7 +80,7 @@ class InstanceTable:
         """Add an instance. It replaces one with the same id, whose requests are lost."""
         self.remove_instance(instance.id)
         self.instances[instance.id] = instance
-        self.choices.forget_choices()
+        self.implied_models.forget_implied_models()
         self.notify_watchers(instance, "joined")
         return instance
 
@@ -88,7 +88,7 @@ class InstanceTable:
         """Remove an instance, if it is present."""
         instance = self.instances.pop(instance_id, None)
         if instance is not None:
-            self.choices.forget_choices()
+            self.implied_models.forget_implied_models()
             self.notify_watchers(instance, "left")
 
     def notify_watchers(self, instance: ClusterInstance, event: InstanceEvent) -> None:
@@ -177,10 +177,10 @@ class InstanceTable:
         self, instance: ClusterInstance, status_body: Mapping[str, Any], *, is_regular: bool = True
     ) -> None:
         """Apply the body of a /v1/status answer. ``is_regular``: see ``record_answer``."""
-        role, offered, was_usable = instance.role, instance.offered, instance.is_usable(self.clock())
+        role, offered, was_usable = instance.role, instance.offered_models, instance.is_usable(self.clock())
         epoch = apply_status(instance, status_body)
-        if instance.offered != offered:
-            self.choices.forget_choices()
+        if instance.offered_models != offered:
+            self.implied_models.forget_implied_models()
         self.record_answer(instance, epoch, was_usable, is_regular=is_regular)
         if instance.role != role:
             self.notify_watchers(instance, "changed")
@@ -205,8 +205,8 @@ class InstanceTable:
         model that it names, as any of them may report that. ``requirement``: set if it names none."""
         if not model and requirement is None:
             return list(instances)
-        holders = [instance for instance in instances if self.choices.holds_model(instance, model, requirement)]
-        is_known = holders or any(self.choices.holds_model(instance, model, requirement) for instance in self)
+        holders = [instance for instance in instances if self.implied_models.holds_model(instance, model, requirement)]
+        is_known = holders or any(self.implied_models.holds_model(instance, model, requirement) for instance in self)
         return holders if is_known else list(instances)
 
     def is_cluster_ready(self, model: str = "") -> bool:

@@ -50,7 +50,7 @@ def apply_status(instance: ClusterInstance, status: Mapping[str, Any]) -> str:
     if isinstance(models := own_members.get("models"), list):
         instance.models = frozenset(name for name in models if isinstance(name, str))
     if (offered := read_offered_models(own_members)) is not None:
-        instance.offered = _keep_known_tasks(instance.offered, offered)
+        instance.offered_models = _keep_known_tasks(instance.offered_models, offered)
     instance.checks_keys = own_members.get("api_keys") is True
     instance.has_private_prefixes = own_members.get("private_prefixes") is True
     if isinstance(hashes := own_members.get("prefix_hash"), list):

@@ -86,11 +86,11 @@ class SchedulingFacts:
     def unsuited_model_holders(self, requested: RequestedModel) -> list[ClusterInstance]:
         """Return the usable instances of a model that cannot do what a request asks of it, so that one of them says so;
         none if it can, or if that is not known."""
-        choices, name = self._table.choices, requested.name
+        implied_models, name = self._table.implied_models, requested.name
         if requested.requirement is not None:
-            model = choices.choose_model(requested.requirement).model
+            model = implied_models.find_implied_model(requested.requirement).model
             name = "" if model is None else model.names[0]
-        if not name or not choices.lacks_task(name, requested.route):
+        if not name or not implied_models.lacks_task(name, requested.route):
             return []
         usable = self._table.usable_instances()
         holders = self._table.model_holders(requested.name, requested.requirement, usable)
@@ -112,7 +112,7 @@ class SchedulingFacts:
         if names_any_model(name, known_names):
             key_models = client.tenant.models
             requirement = ModelRequirement(route.suitable_tasks, key_models, path.depends_on_main_model)
-            model = self._table.choices.choose_model(requirement).model
+            model = self._table.implied_models.find_implied_model(requirement).model
             name, client.log_entry.model = "", name if model is None else model.names[0]
         else:
             client.log_entry.model = name
