@@ -114,7 +114,7 @@ def _run_model(settings: ParleySettings, inbox: EngineInbox, send_message: SendM
         return
     from parley.core.engine_loop import EngineLoop
     from parley.core.shared_pages.staging import PageStaging
-    from parley.native import mapped_files
+    from parley.native import mapped_weights
 
     runner, info, publisher = loaded
     adapter_thread, grammar_thread = ThreadPoolExecutor(1, "adapters"), TenantExecutor(1, "grammars")
@@ -151,7 +151,7 @@ def _run_model(settings: ParleySettings, inbox: EngineInbox, send_message: SendM
     if page_staging is not None:
         page_staging.attach_pinned_pages(loop.pinned_pages)
     send_message(EngineReady(info))
-    mapped_files.start_copying()
+    mapped_weights.start_copying()
     try:
         serve_messages(loop, page_staging or loop.pinned_pages, inbox, send_message)
     finally:

@@ -14,7 +14,7 @@ import torch
 from parley import control_groups
 from parley.core.sequence import PAGE_SIZE
 from parley.model.checkpoint.files import LoadError
-from parley.native import mapped_files
+from parley.native import mapped_weights
 from parley.types import ParleySettings
 
 # KV cache's share of the memory that is free after the weights are loaded. On a GPU, the memory of the largest step is
@@ -144,4 +144,4 @@ def free_device_memory(device: torch.device) -> int:
     """Return the bytes of memory of ``device`` that this process may still allocate."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return control_groups.free_host_memory() - mapped_files.uncopied_bytes()
+    return control_groups.free_host_memory() - mapped_weights.uncopied_bytes()

@@ -26,7 +26,7 @@ import torch
 
 from parley import native
 from parley.cache_folders import locked_scratch_folder, remove_scratch_folders, user_cache_folder
-from parley.native import mapped_files
+from parley.native import mapped_weights
 from parley.native.layer import (
     AltUpWeights,
     CompressorWeights,
@@ -77,12 +77,12 @@ class PackedWeightCache:
 
     def read_weights(self, progress: Callable[[float], None]) -> Any | None:
         """Return the cached weights, None if there are none that can be read. They stay in the mapped file until
-        ``mapped_files.start_copying``."""
+        ``mapped_weights.start_copying``."""
         if not self.path.exists():
             return None
         file = None
         try:
-            file = mapped_files.MappedFile(self.path)
+            file = mapped_weights.MappedWeightFile(self.path)
             structure, begin = _read_header(file.data)
             tensors: list[CheckedTensor] = []
             weights = _join_tensors(structure, file.data[begin:], tensors)

@@ -5,7 +5,7 @@ and the system may evict them. So a thread copies the file to huge pages afterwa
 moves each copy to the address of its piece. Other threads may read meanwhile: they see the file's page or its copy,
 which are equal, and a page fault waits while a piece is replaced.
 
-This is for Linux. Elsewhere, ``MappedFile`` raises OSError.
+This is for Linux. Elsewhere, ``MappedWeightFile`` raises OSError.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ FAILED = ctypes.c_void_p(-1).value
 P, N, INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 COPY_PRIORITY = 10  # as ``nice``: requests go first
 
-_waiting: list[MappedFile] = []  # files that are not in memory yet
+_waiting: list[MappedWeightFile] = []  # files that are not in memory yet
 _lock = threading.Lock()
 
 
-class MappedFile:
+class MappedWeightFile:
     """A file that does not change, as memory that must not be written. ``data``: uint8 [size], aligned to huge pages.
 
     Raises OSError.
