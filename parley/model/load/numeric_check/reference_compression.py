@@ -42,7 +42,7 @@ class ReferenceCompressedLayer(ReferenceHyperLayer):
         assert linear is not None
         weight = self._weights.quantization.read_stored_weight(self._weights.checkpoint, linear).to_float().float()
         weight = weight.view(sizes.output_groups, sizes.output_rank, -1)
-        return self._project(torch.einsum("tgi,goi->tgo", groups, weight).flatten(1), "output")
+        return self._project(torch.einsum("tgk,gok->tgo", groups, weight).flatten(1), "output")
 
     def _entry_places(self) -> torch.Tensor:
         """Return the positions of the first tokens of all entries, int64 [N]."""
