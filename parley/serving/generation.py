@@ -224,6 +224,7 @@ class Generation:
         if self._early_finish:
             self._undelivered.append(ChoiceDone(1, self._early_finish, Usage()))
             self._unfinished -= 1
+            self._request_metrics.record_finish(self._early_finish)
         else:
             self._open_prompt_stream(*prepared_prompt)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -207,6 +208,8 @@ async def test_each_part_can_be_stopped_left_or_lost(serve, part, ending):
         generation.finish_early()
         response = events_of(await task)[-1]["response"]
         assert response["status"] == "incomplete"
+        page = (await server.get("/metrics")).body.decode()
+        assert re.search(r'^vllm:request_success_total\{.*finished_reason="abort"\} 1$', page, re.MULTILINE)
         assert [item["type"] for item in response["output"]][: part - 1] == ["compaction"][: part - 1]
     server.engine.step_gate.set()
     await server.until(lambda: not server.model.used_slots and not server.model.open_requests)
