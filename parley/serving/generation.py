@@ -220,6 +220,8 @@ class Generation:
         self._summary_end = None
         if not self._early_finish:
             prepared_prompt = await self._prepare_answer(summary_end)
+            if self._stage is not None and self._failure is None and self._model.unready_error() is not None:
+                self._stage.fail_over()  # no output tells of an engine that died between the prompts
             self._check_still_possible()
         if self._early_finish:
             self._undelivered.append(ChoiceDone(1, self._early_finish, Usage()))

@@ -27,7 +27,10 @@ from support.random_requests import generating_routes, random_body
 from parley.core.media.encode_queue import FEATURES_ELSEWHERE
 from parley.disagg.kv.sender import KVSender
 from parley.instance import decode_stage
+from parley.serving import generation
+from parley.serving.engine_requests import prepare_answer
 from parley.serving.request_deadline import RequestDeadline
+from parley.serving.served_model import ServedModel
 from parley.types import EngineRequest, KVPrefix
 
 
@@ -98,6 +101,22 @@ async def test_summary_and_answer_continue_anywhere_byte_for_byte(alike, path: s
         assert rest.status == 200, rest
         assert b"".join(data for data, _ in whole.parts[:count]) + rest.body == whole.body, count
     await pair.wait_until_idle()
+
+
+@pytest.mark.parametrize("same_server", [True, False])
+async def test_engine_that_dies_between_summary_and_answer_leaves_the_request_to_others(
+    alike, same_server: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, pair = await alike(reply=lambda work, index: [70] * 3, here=same_server)
+
+    async def crash_before(model: ServedModel, *rest: Any) -> Any:
+        model.engine.crash_engine()
+        return await prepare_answer(model, *rest)
+
+    monkeypatch.setattr(generation, "prepare_answer", crash_before)
+    path, body = SUMMARY_BODIES[1]
+    answer = await pair.ask(path, json.dumps(body | {"stream": True}).encode(), REQUEST_UUID, HEADERS)
+    assert answer.error and b"response.failed" not in answer.body
 
 
 STREAM_BODIES: list[dict[str, Any]] = [
