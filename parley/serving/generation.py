@@ -194,6 +194,20 @@ class Generation:
         self._model.require_ready()
         check_adapter(self._model, self._request)
 
+    def _check_answer_possible(self) -> None:
+        """Check what may have changed until the answer's prompt was prepared. Raises ParleyError.
+
+        A server that is paused or about to stop still ends the requests that it has begun.
+        """
+        if self._failure is not None:
+            raise self._failure
+        engine_error = self._model.engine_error()
+        if engine_error is not None:
+            if self._stage is not None:
+                self._stage.fail_over()  # no output tells of an engine that died between the prompts
+            raise engine_error
+        check_adapter(self._model, self._request)
+
     async def _prepare_earlier_answer(
         self, asking: PreparedPrompt, engine_request: EngineRequest
     ) -> list[tuple[PreparedPrompt, EngineRequest]]:
@@ -220,9 +234,7 @@ class Generation:
         self._summary_end = None
         if not self._early_finish:
             prepared_prompt = await self._prepare_answer(summary_end)
-            if self._stage is not None and self._failure is None and self._model.unready_error() is not None:
-                self._stage.fail_over()  # no output tells of an engine that died between the prompts
-            self._check_still_possible()
+            self._check_answer_possible()
         if self._early_finish:
             self._undelivered.append(ChoiceDone(1, self._early_finish, Usage()))
             self._unfinished -= 1

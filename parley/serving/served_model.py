@@ -260,6 +260,10 @@ class ServedModel:
             return ServerStopping(self.ending_reason, retry_after=5)
         if self.pause_state:
             return NotReady("The server is paused.", retry_after=5)
+        return self.engine_error()
+
+    def engine_error(self) -> NotReady | None:
+        """Return the reason why the engine cannot compute, None if it can."""
         match self.engine.state:
             case "ready" if self.loaded_pipeline is not None:
                 return None

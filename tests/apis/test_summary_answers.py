@@ -213,3 +213,15 @@ async def test_each_part_can_be_stopped_left_or_lost(serve, part, ending):
         assert [item["type"] for item in response["output"]][: part - 1] == ["compaction"][: part - 1]
     server.engine.step_gate.set()
     await server.until(lambda: not server.model.used_slots and not server.model.open_requests)
+
+
+async def test_a_server_that_is_about_to_stop_still_answers_after_a_summary(serve):
+    parts = TwoParts()
+    server = await serve(reply=parts.reply)
+    server.engine.step_gate.clear()
+    task = asyncio.create_task(server.post("/v1/messages", TALK))
+    await server.until(lambda: parts.asked)
+    server.model.ending_reason = "The server is stopping."
+    server.engine.step_gate.set()
+    answer = await task
+    assert answer.status == 200 and [block["type"] for block in answer.json["content"]] == ["compaction", "text"]
