@@ -131,6 +131,14 @@ def test_tokens_without_experts_are_refused_by_name(table, message, tmp_path):
         load_test_runner(folder, dtype="float32")
 
 
+def test_windows_and_choices_beyond_every_context_are_those_that_kernels_take():
+    longest, longer = (
+        read_decoder_config({"model_type": MODEL_TYPE, **FIELDS, "sliding_window": size, "index_topk": size})
+        for size in (2**31 - 1, 10**30)
+    )
+    assert longer == longest
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -144,6 +152,9 @@ def test_tokens_without_experts_are_refused_by_name(table, message, tmp_path):
         ({"compress_rates": {"heavily_compressed_attention": 32}}, "compress_rates as None"),
         ({"scoring_func": "tanh"}, "scoring_func as 'tanh'"),
         ({"swiglu_limit": 0.0}, "swiglu_limit as 0.0"),
+        ({"swiglu_limit": 1e300}, r"swiglu_limit as 1e\+300"),
+        ({"hc_sinkhorn_iters": 1001}, "hc_sinkhorn_iters as 1001"),
+        ({"index_topk": 0}, "index_topk as 0"),
         ({"hc_sinkhorn_iters": 0}, "hc_sinkhorn_iters as 0"),
         ({"layer_types": None, "compress_ratios": [4]}, r"compress_ratios as \[4\]"),
         ({"layer_types": ["full_attention"] * 4}, "layer_types as "),

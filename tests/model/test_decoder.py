@@ -399,6 +399,8 @@ def test_load_errors_are_single_sentences(tmp_path):
     assert_load_fails("quantized")
     write_config(intermediate_size=161)
     assert_load_fails("Tensor model.layers.0.mlp.gate_proj.weight has shape")
+    write_config(intermediate_size=10**300)
+    assert_load_fails(r"the config asks for \[10{17}\.\.\.0{19}, 64\]")
     write_config(num_hidden_layers=3)
     assert_load_fails("no tensor model.layers.2")
     write_config(num_hidden_layers=50_000)

@@ -298,7 +298,8 @@ class Checkpoint:
             expected = str(dtype or "floating numbers").removeprefix("torch.")
             raise LoadError(f"Tensor {name} holds {stored}; the config asks for {expected}.")
         if entry.shape != shape:
-            raise LoadError(f"Tensor {name} has shape {list(entry.shape)}; the config asks for {list(shape)}.")
+            expected = reprlib.repr([*shape])
+            raise LoadError(f"Tensor {name} has shape {list(entry.shape)}; the config asks for {expected}.")
         if not math.prod(shape):
             raise LoadError(f"Tensor {name} is empty.")
         if entry.heads and shape[0] % (2 * entry.heads):

@@ -11,7 +11,7 @@ from dataclasses import astuple, replace
 from typing import Any
 
 from parley.model.networks.activations import find_activation
-from parley.model.networks.config_fields import read_flag, read_number, read_size
+from parley.model.networks.config_fields import read_flag, read_number, read_size, read_token_count
 from parley.model.networks.decoder_config import (
     DecoderConfig,
     LayerInputShape,
@@ -373,4 +373,4 @@ def _read_window(fields: dict[str, Any]) -> int | None:
     """Return the window of sliding layers, in tokens; None if they see the whole context."""
     if fields.get("use_sliding_window") is False or fields.get("sliding_window") is None:
         return None
-    return read_size(fields, "sliding_window")
+    return read_token_count(fields, "sliding_window")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from parley.core.sequence import PAGE_SIZE
-from parley.model.networks.config_fields import read_number, read_size
+from parley.model.networks.config_fields import read_number, read_size, read_token_count
 from parley.model.networks.decoder_tensors import TensorNames
 from parley.model.networks.families.decoder_family import COMMON_FIELDS, FULL, SLIDING, DecoderFamily
 from parley.model.networks.mixtures import DEEPSEEK_NAMES, KIMI_NAMES, SIZE_UNIT, MixtureFamily
@@ -20,6 +20,7 @@ from parley.native.layer_shape import CompressionShape, EntryShape, GateLimits, 
 WINDOW_ONLY, CHOSEN, ALL_SEEN = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 RATIO_TYPES = {0: WINDOW_ONLY, 4: CHOSEN, 128: ALL_SEEN}  # of ``compress_ratios``
 OLD_RATES = {CHOSEN: "compress_rate_csa", ALL_SEEN: "compress_rate_hca"}
+MAX_SINKHORN_STEPS = 1000  # published models have 20
 HASHED_LAYERS = 3  # with experts for each token, if the config does not say it
 SCORES = {"sqrtsoftplus": {"sqrt_softplus": True}, "sigmoid": {"sigmoid": True}, "softmax": dict[str, bool]()}
 
@@ -79,8 +80,9 @@ def layer_ropes(fields: dict[str, Any]) -> dict[str, RopeConfig]:
 
 def read_compression(fields: dict[str, Any]) -> CompressionShape:
     """Return the sizes of attention. Raises Unfusable."""
-    names = "q_lora_rank", "o_groups", "o_lora_rank", "index_n_heads", "index_head_dim", "index_topk"
-    query_rank, groups, output_rank, index_heads, index_dim, top_k = (read_size(fields, name) for name in names)
+    names = "q_lora_rank", "o_groups", "o_lora_rank", "index_n_heads", "index_head_dim"
+    query_rank, groups, output_rank, index_heads, index_dim = (read_size(fields, name) for name in names)
+    top_k = read_token_count(fields, "index_topk")
     rotary, heads = layer_ropes(fields)[FULL].rotary, read_size(fields, "num_attention_heads")
     if heads % groups or any(size % SIZE_UNIT for size in (query_rank, output_rank, fields["head_dim"])):
         raise Unfusable(
@@ -115,6 +117,8 @@ def _read_entries(fields: dict[str, Any], kind: str) -> EntryShape | None:
 def streams(fields: dict[str, Any]) -> HyperShape:
     """Return the residual streams. Raises Unfusable."""
     count, steps = read_size(fields, "hc_mult"), read_size(fields, "hc_sinkhorn_iters")
+    if steps > MAX_SINKHORN_STEPS:  # each runs in every layer
+        raise wrong_value("hc_sinkhorn_iters", steps)
     return HyperShape(count, 2.0, read_number(fields, "hc_eps"), 0.0, steps)
 
 
@@ -134,7 +138,7 @@ def variations(fields: dict[str, Any], types: list[str]) -> list[dict[str, Any]]
     if not isinstance(listed, list) or len(listed) < count or not set(listed[:count]) <= {"hash_moe", "moe"}:
         raise wrong_value("mlp_layer_types", listed)
     routing, limits = DEEPSEEK_V4_MIXTURE.read_routing(fields), GateLimits(limit, limit)
-    window = read_size(fields, "sliding_window")
+    window = read_token_count(fields, "sliding_window")
     return [
         {
             "window": window,
