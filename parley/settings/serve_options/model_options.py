@@ -42,8 +42,9 @@ MODEL_OPTIONS: list[Option] = [
         "model",
         named_model_kind("MODEL", PER_MODEL_OPTIONS),
         "Folder in Hugging Face format, a GGUF file, or a name on the Hugging Face hub (`owner/name`, and for GGUF "
-        "`owner/name:QUANT` or `owner/name/FILE.gguf`). `--model NAME=MODEL` serves several: each "
-        "with names (`chat,assistant=./m`) and, after commas, options of its own (`chat=./m,threads=1`).",
+        "`owner/name:QUANT` or `owner/name/FILE.gguf`) or its address (`hf.co/owner/name`). `--model NAME=MODEL` "
+        "serves several: each with names (`chat,assistant=./m`) and, after commas, options of its own "
+        "(`chat=./m,threads=1`).",
         section="model",
         unset_text="the built-in parley-demo",
         repeatable=True,
