@@ -11,11 +11,13 @@ This is for Linux. Elsewhere, ``MappedWeightFile`` raises OSError.
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import mmap
 import os
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -27,6 +29,8 @@ log = logging.getLogger("parley.engine")
 PIECE = 8 * HUGE_PAGE  # bytes that are copied at once
 MAP_FIXED = 0x10  # of <sys/mman.h>, as the next ones
 MREMAP_MAYMOVE, MREMAP_FIXED = 1, 2
+MADV_POPULATE_READ = 22  # since Linux 5.14
+EHWPOISON = 133  # of <errno.h>: memory is damaged
 FAILED = ctypes.c_void_p(-1).value
 P, N, INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 COPY_PRIORITY = 10  # as ``nice``: requests go first
@@ -58,6 +62,17 @@ class MappedWeightFile:
             raise
         with _lock:
             _waiting.append(self)
+
+    def load_pages(self, data: torch.Tensor) -> None:
+        """Read the pages of a part of ``data``, so that a fault of the disk is an error and not a signal.
+
+        Raises OSError. Systems that cannot do this read the pages at their first use.
+        """
+        begin = data.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+        if data.nbytes and _libc().madvise(begin, data.data_ptr() + data.nbytes - begin, MADV_POPULATE_READ):
+            number = ctypes.get_errno()
+            if number in (errno.EFAULT, EHWPOISON):  # others come from systems that do not know this advice
+                raise OSError(number, "some of its pages cannot be read")
 
     def discard(self) -> None:
         """Never copy the file to memory. Its data remain as they are."""
@@ -95,7 +110,10 @@ class MappedWeightFile:
                 done += count
             target = self.data.data_ptr() + offset
             if libc.mremap(copy, whole, whole, MREMAP_MAYMOVE | MREMAP_FIXED, target) == FAILED:
-                raise _last_error()
+                error = _last_error()
+                # The system may have removed the old mapping before it failed. The file has the same bytes.
+                _map(target, size, mmap.PROT_READ, mmap.MAP_PRIVATE | MAP_FIXED, self._file, offset)
+                raise error
         except BaseException:
             libc.munmap(reserved, reserved_bytes)
             raise
@@ -120,7 +138,8 @@ def start_copying() -> threading.Thread | None:
         return None
 
     def copy_files() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COPY_PRIORITY)  # of this thread alone
+        with suppress(OSError):  # a sandbox may forbid it
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COPY_PRIORITY)  # of this thread alone
         for file in files:
             file.copy_to_memory()
 
@@ -139,9 +158,9 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-def _map(address: int | None, size: int, protection: int, flags: int, file: int) -> int:
+def _map(address: int | None, size: int, protection: int, flags: int, file: int, offset: int = 0) -> int:
     """Call mmap(2). Raises OSError."""
-    result: int | None = _libc().mmap(address, size, protection, flags, file, 0)
+    result: int | None = _libc().mmap(address, size, protection, flags, file, offset)
     if result is None or result == FAILED:
         raise _last_error()
     return result

@@ -1,5 +1,7 @@
 """Files that are mapped, and moved to memory while they are read."""
 
+import ctypes
+import errno
 import threading
 
 import pytest
@@ -57,6 +59,42 @@ def test_what_cannot_be_copied_stays_mapped(tmp_path, no_other_files, caplog):
     assert "stay in the pages of their file" in caplog.text and "became shorter" in caplog.text
     assert torch.equal(file.data[:PIECE], torch.full((PIECE,), ord("a"), dtype=torch.uint8))
     assert mapped_weights.uncopied_bytes() == 0
+
+
+def test_a_piece_that_the_system_removed_before_it_failed_comes_from_the_file_again(
+    tmp_path, no_other_files, monkeypatch, caplog
+):
+    expected = torch.randint(0, 256, (2 * PIECE,), dtype=torch.uint8)
+    (tmp_path / "file").write_bytes(expected.numpy().tobytes())
+    file = MappedWeightFile(tmp_path / "file")
+    libc = mapped_weights._libc()
+    moves = []
+
+    def move_one_piece(source, old_size, new_size, flags, target):
+        moves.append(target)
+        if len(moves) == 1:
+            return move(source, old_size, new_size, flags, target)
+        libc.munmap(target, new_size)
+        ctypes.set_errno(errno.ENOMEM)
+        return mapped_weights.FAILED
+
+    move, libc.mremap = libc.mremap, move_one_piece
+    monkeypatch.setattr(mapped_weights, "_libc", lambda: libc)
+    mapped_weights.start_copying().join()
+    assert len(moves) == 2 and torch.equal(file.data, expected)
+    assert "stay in the pages of their file" in caplog.text
+
+
+def test_pages_that_the_file_does_not_have_are_an_error(tmp_path, no_other_files):
+    path = tmp_path / "file"
+    path.write_bytes(b"a" * PIECE)
+    file = MappedWeightFile(path)
+    file.load_pages(file.data)
+    with path.open("r+b") as writer:
+        writer.truncate(PIECE // 2)
+    file.load_pages(file.data[: PIECE // 2])
+    with pytest.raises(OSError, match="cannot be read"):
+        file.load_pages(file.data)
 
 
 def test_a_discarded_file_is_not_copied(tmp_path, no_other_files):

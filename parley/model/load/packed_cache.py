@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from io import BufferedWriter
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -83,12 +84,12 @@ class PackedWeightCache:
         file = None
         try:
             file = mapped_weights.MappedWeightFile(self.path)
-            structure, begin = _read_header(file.data)
+            structure, begin = _read_header(file)
             tensors: list[CheckedTensor] = []
             weights = _join_tensors(structure, file.data[begin:], tensors)
             with ThreadPoolExecutor(min(4, torch.get_num_threads()), "packs") as pool:
-                for count, is_damaged in enumerate(pool.map(CheckedTensor.is_damaged, tensors), 1):
-                    if is_damaged:
+                for count, damaged in enumerate(pool.map(partial(_is_damaged, file), tensors), 1):
+                    if damaged:
                         raise ValueError("its tensors are damaged")
                     progress(count / len(tensors))
             return weights
@@ -191,9 +192,11 @@ class CheckedTensor(NamedTuple):
     tensor: torch.Tensor
     checksum: int
 
-    def is_damaged(self) -> bool:
-        """Whether the bytes have another checksum."""
-        return _tensor_checksum(self.tensor) != self.checksum
+
+def _is_damaged(file: mapped_weights.MappedWeightFile, checked: CheckedTensor) -> bool:
+    """Whether the bytes of a tensor in the file have another checksum. Raises OSError."""
+    file.load_pages(checked.tensor)
+    return _tensor_checksum(checked.tensor) != checked.checksum
 
 
 def _tensor_checksum(tensor: torch.Tensor) -> int:
@@ -231,10 +234,15 @@ def _write_file(file: BufferedWriter, weights: Any) -> None:
         file.write(bytes(_align(len(data)) - len(data)))
 
 
-def _read_header(data: torch.Tensor) -> tuple[Any, int]:
-    """Return the structure of a file's weights, and where its tensors begin. Raises ValueError, KeyError, TypeError."""
-    begin = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES].numpy().tobytes(), "little")
-    header = json.loads(data[LENGTH_BYTES:begin].numpy().tobytes())
+def _read_header(file: mapped_weights.MappedWeightFile) -> tuple[Any, int]:
+    """Return the structure of a file's weights, and where its tensors begin. Raises OSError, ValueError, KeyError,
+    TypeError."""
+    file.load_pages(file.data[:LENGTH_BYTES])
+    begin = LENGTH_BYTES + int.from_bytes(file.data[:LENGTH_BYTES].numpy().tobytes(), "little")
+    if begin > file.size:
+        raise ValueError("it ends within its header")
+    file.load_pages(file.data[:begin])
+    header = json.loads(file.data[LENGTH_BYTES:begin].numpy().tobytes())
     if header["digest"] != _text_digest(header["structure"]):
         raise ValueError("its header is damaged")
     return json.loads(header["structure"]), begin
