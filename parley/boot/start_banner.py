@@ -55,12 +55,12 @@ def opening_lines(
 
 
 def places_by_title(endpoints: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the places of each title as one text: of URLs with the same port only the paths."""
+    """Return the places of each title as one text, divided by blanks: of URLs with the same port only the paths."""
     urls: dict[str, list[str]] = {}
     for title, place in endpoints:
         urls.setdefault(title, []).append(place)
     return {
-        title: ", ".join([first, *(_shorten(url, first) for url in others)]) for title, (first, *others) in urls.items()
+        title: "  ".join([first, *(_shorten(url, first) for url in others)]) for title, (first, *others) in urls.items()
     }
 
 
