@@ -608,6 +608,7 @@ def test_anthropic_browser_offers_some_members_only_where_they_are_enabled(rules
         shown | {"browser_javascript_exec"}
     ) - {"browser_zoom"}
     assert names(read_console={"defer_loading": False}) == shown
+    assert names(**{"find": {"enabled": False}}) == shown - {"browser_find"}
 
 
 def test_anthropic_shows_the_state_of_a_browser_as_text():

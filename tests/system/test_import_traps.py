@@ -133,6 +133,7 @@ def run_in_folder(traps: TrapFolder, command: Sequence[str]) -> subprocess.Compl
 
 
 def test_a_module_run_imports_nothing_from_the_working_directory(traps: TrapFolder) -> None:
+    traps.remove_unavoidable(MODULE[:1])
     assert run_in_folder(traps, [*MODULE, "version"]).stdout.startswith("parley ")
     traps.remove_unavoidable(BARE_MODULE[:2])
     assert run_in_folder(traps, [*BARE_MODULE, "version"]).stdout.startswith("parley ")

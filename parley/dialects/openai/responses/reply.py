@@ -184,9 +184,11 @@ class ResponsesReply(Reply):
             tool_members.declared,
             wants_logprobs=alternatives is not None,
             as_summary=reasoning.as_summary and not self.reasoning_as_text,
-            seal=self._seal_reasoning if members.SEALED_INCLUDED in included and not self.reasoning_as_text else None,
+            seal=partial(_seal_text, context)
+            if members.SEALED_INCLUDED in included and not self.reasoning_as_text
+            else None,
             reasoning_status=self.reasoning_status,
-            seal_summary=self._seal_summary,
+            seal_summary=partial(_seal_text, context, mark=items.COVERS_ALL),
             summarizes=response_input.summarizes,
         )
         self._client_streams = body.boolean("stream", False)
@@ -226,12 +228,6 @@ class ResponsesReply(Reply):
     def make_response_object(self, settings: dict[str, Any]) -> ResponseObject:
         """Return the response object. ``settings``: its members that do not change."""
         return ResponseObject(settings)
-
-    def _seal_reasoning(self, text: str) -> str:
-        return self._context.seal_reasoning(text.encode())
-
-    def _seal_summary(self, text: str) -> str:
-        return self._context.seal_reasoning(f"{items.COVERS_ALL}{text}".encode())
 
     @property
     def _object(self) -> ResponseObject:
@@ -357,3 +353,8 @@ def _final_status(done: ChoiceDone | None) -> tuple[ResponseStatus, str | None]:
     if reason in ("stop", "tool", "repetition"):
         return "completed", None
     return "incomplete", "max_output_tokens" if reason == "length" else "cancelled"
+
+
+def _seal_text(context: RequestContext, text: str, mark: str = "") -> str:
+    """Seal a text that begins with a mark. No method of the reply, whose output would refer to it in a circle."""
+    return context.seal_reasoning(f"{mark}{text}".encode())
