@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from urllib.parse import urlsplit
 
 from parley.dialects.dialect import Dialect
 from parley.serving.server_options import ListenAddress, OfferedModel, ServerOptions
@@ -64,12 +65,8 @@ def places_by_title(endpoints: Iterable[tuple[str, str]]) -> dict[str, str]:
     }
 
 
-def _shorten(url: str, first: str) -> str:
-    """Return the path of a URL if it has the scheme, host and port of another one, else the URL."""
-    return (url.removeprefix(_origin(url)) or "/") if _origin(url) == _origin(first) else url
-
-
-def _origin(url: str) -> str:
-    """Return the scheme, host and port of a URL; empty if the text is none."""
-    scheme, mark, rest = url.partition("://")
-    return f"{scheme}{mark}{rest.partition('/')[0]}" if mark else ""
+def _shorten(place: str, first: str) -> str:
+    """Return the path of a URL if it has the scheme, host and port of ``first``, else the place as it is."""
+    url, first_url = urlsplit(place), urlsplit(first)
+    has_same_port = url.netloc and (url.scheme, url.netloc) == (first_url.scheme, first_url.netloc)
+    return (url.path or "/") if has_same_port else place

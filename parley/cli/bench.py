@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from parley.cli.client import ClientError, OpenAIClient, client_from_options
 from parley.cli.load.compare import CompareError, compare_files, format_comparison
 from parley.cli.load.datasets import DatasetError, DatasetOrder, DatasetRow, output_length, read_dataset
-from parley.cli.load.prompts import fetch_token_pool, random_prompts, tokenize_words
+from parley.cli.load.prompts import fetch_token_pool, random_prompts, request_tokens
 from parley.settings.config import CLIENT_OPTIONS
 from parley.settings.option_kinds import (
     choice_kind,
@@ -247,7 +247,7 @@ def _dataset_source(config: ResolvedOptions, client: OpenAIClient, model: str, o
     from parley.cli.load.generator import PromptRow
 
     def count_tokens(text: str) -> int:
-        tokens = tokenize_words(client, {"model": model, "prompt": text, "add_special_tokens": False})["tokens"]
+        tokens = request_tokens(client, {"model": model, "prompt": text, "add_special_tokens": False})["tokens"]
         if not tokens:
             raise ClientError(f"{client.address} has no /tokenize that gives the length of answers: set --output-len.")
         return len(tokens)

@@ -53,7 +53,9 @@ def name_in_address(model: str) -> str:
     if match is None:
         return model
     name, revision, file = match.groups()
-    return name + f"/{file}" * bool(file) + f"@{revision}" * (revision not in (None, "main"))
+    if file:
+        name += f"/{file}"
+    return f"{name}@{revision}" if revision not in (None, "main") else name
 
 
 def find_cached(model: str, *, needs_weights: bool, needs_projector: bool = True) -> Path | None:
@@ -197,10 +199,10 @@ def _refuse_unnamed_gguf(model: str, name: str, arguments: dict[str, Any]) -> No
     names = list_repo_files(name, revision=arguments["revision"])
     example = next((file for file in names if choose_gguf(names, None, file)), None)
     if example is not None:
-        revision = model.partition("@")[2]
+        _, mark, revision = model.partition("@")
         raise ModelMissing(
             f"{model} cannot be served: its weights are GGUF files; name one of them, such as "
-            f"{name}/{example}{'@' * bool(revision)}{revision}; it has {_shown_ggufs(names)}."
+            f"{name}/{example}{mark}{revision}; it has {_shown_ggufs(names)}."
         )
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from parley.dialects.reply import RequestTimings
 from parley.disagg.wire.vouched_client import UsedTokens
 from parley.engine.output_stream import StepArrivals, StreamGroup, split_steps
-from parley.errors import EngineError, InUse, ParleyError, TimeLimitPassed, excerpt
+from parley.errors import EngineError, InUse, NotReady, ParleyError, TimeLimitPassed, excerpt
 from parley.serving.engine_requests import (
     check_adapter,
     check_request,
@@ -174,7 +174,7 @@ class Generation:
         self._stops = (
             await to_thread_if_large(16 * sum(map(len, strings)), partial(StopAutomaton, strings)) if strings else None
         )
-        self._check_still_possible()
+        self._check_still_possible(model.unready_error())
         for prepared, engine_request in prepared_prompts:
             self._open_prompt_stream(prepared, engine_request)
         for item in media:
@@ -187,25 +187,12 @@ class Generation:
             self.finish_early(self._early_finish)
         self._request_metrics.record_submit(request, self.usage, resumed=resumed)
 
-    def _check_still_possible(self) -> None:
-        """Check what may have changed while prompts were prepared. Raises ParleyError."""
+    def _check_still_possible(self, not_ready: NotReady | None) -> None:
+        """Check what may have changed while prompts were prepared. Raises ParleyError: ``not_ready`` is one reason."""
         if self._failure is not None:
             raise self._failure
-        self._model.require_ready()
-        check_adapter(self._model, self._request)
-
-    def _check_answer_possible(self) -> None:
-        """Check what may have changed until the answer's prompt was prepared. Raises ParleyError.
-
-        A server that is paused or about to stop still ends the requests that it has begun.
-        """
-        if self._failure is not None:
-            raise self._failure
-        engine_error = self._model.engine_error()
-        if engine_error is not None:
-            if self._stage is not None:
-                self._stage.fail_over()  # no output tells of an engine that died between the prompts
-            raise engine_error
+        if not_ready is not None:
+            raise not_ready
         check_adapter(self._model, self._request)
 
     async def _prepare_earlier_answer(
@@ -234,7 +221,11 @@ class Generation:
         self._summary_end = None
         if not self._early_finish:
             prepared_prompt = await self._prepare_answer(summary_end)
-            self._check_answer_possible()
+            # A server that is paused or about to stop still ends the requests that it has begun.
+            engine_error = self._model.engine_error()
+            if engine_error is not None and self._failure is None and self._stage is not None:
+                self._stage.fail_over()  # no output tells of an engine that died between the prompts
+            self._check_still_possible(engine_error)
         if self._early_finish:
             self._undelivered.append(ChoiceDone(1, self._early_finish, Usage()))
             self._unfinished -= 1

@@ -41,7 +41,7 @@ class TokenPool:
 def fetch_token_pool(client: OpenAIClient, model: str, api: BenchApi) -> TokenPool:
     """Ask the server for usable tokens. Raises ClientError if its ``/tokenize`` does not return enough."""
     words = {"model": model, "prompt": SAMPLE_WORDS, "add_special_tokens": False, "return_token_strs": True}
-    answer = tokenize_words(client, words)
+    answer = request_tokens(client, words)
     pieces = dict(zip(answer["tokens"], answer.get("token_strs") or [""] * len(answer["tokens"]), strict=False))
     if not api.takes_token_ids:  # a piece that begins a word is the same token in any context
         pieces = {
@@ -57,10 +57,10 @@ def fetch_token_pool(client: OpenAIClient, model: str, api: BenchApi) -> TokenPo
     sample = list(pool.pieces) * 8
     text = pool.make_prompt(sample, api)
     prompt_body = {"messages": [{"role": "user", "content": text}]} if api.is_chat else {"prompt": text}
-    return TokenPool(pool.pieces, len(tokenize_words(client, {"model": model, **prompt_body})["tokens"]) - len(sample))
+    return TokenPool(pool.pieces, len(request_tokens(client, {"model": model, **prompt_body})["tokens"]) - len(sample))
 
 
-def tokenize_words(client: OpenAIClient, body: dict[str, Any]) -> dict[str, Any]:
+def request_tokens(client: OpenAIClient, body: dict[str, Any]) -> dict[str, Any]:
     """Return the answer of the server's ``/tokenize``, without tokens if there is no such path. Raises ClientError."""
     try:
         answer = client.call_json("POST", "/tokenize", body)

@@ -144,4 +144,4 @@ def free_device_memory(device: torch.device) -> int:
     """Return the bytes of memory of ``device`` that this process may still allocate."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return control_groups.free_host_memory() - mapped_weights.uncopied_bytes()
+    return max(0, control_groups.free_host_memory() - mapped_weights.uncopied_bytes())

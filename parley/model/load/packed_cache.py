@@ -243,9 +243,10 @@ def _read_header(file: mapped_weights.MappedWeightFile) -> tuple[Any, int]:
         raise ValueError("it ends within its header")
     file.load_pages(file.data[:begin])
     header = json.loads(file.data[LENGTH_BYTES:begin].numpy().tobytes())
-    if header["digest"] != _text_digest(header["structure"]):
+    structure = header["structure"]
+    if not isinstance(structure, str) or header["digest"] != _text_digest(structure):
         raise ValueError("its header is damaged")
-    return json.loads(header["structure"]), begin
+    return json.loads(structure), begin
 
 
 def _text_digest(text: str) -> str:
